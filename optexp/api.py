@@ -6,34 +6,28 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader
 
 from optexp.comparison import mistakes, runner
 from optexp.config import Settings, search_path
 from optexp.config.overrides import explain, rewrite
-from optexp.errors import ConfigError, NotCovered
+from optexp.errors import ConfigError
 from optexp.records.folder import claim
 from optexp.reporting import terminal
 from optexp.result import Result
 from optexp.schema import shown, suggest
 from optexp.support.nvml_count import count_by_nvml
-from optexp.user_code.adapters import Copies, kind, maker, travelling
-from optexp.user_code.listing import Spelled
-from optexp.user_code.parts import Parts
-from optexp.user_code.workload import UserWorkload
+from optexp.user_code.given_objects import Given, Objects
 from optexp.workers import launching
 
 Stack = str | Mapping[str, Mapping[str, Any]] | Sequence[str | Mapping[str, Mapping[str, Any]]]
@@ -92,163 +86,23 @@ def compare(
         ConfigError: the request cannot be met; the message is one sentence.
     """
     count_by_nvml()
-    if not (optimizer is None or isinstance(optimizer, str) or callable(optimizer)):
-        raise ConfigError(
-            f"optimizer is {kind(optimizer)}: give its name, or a function that makes it from a list of parameters"
-        )
-    others = [f"{name}={value}" for key, given in keys.items() for name, value in _key(key, given)]
-    try:
-        workload = Given(
-            mode=mode,
-            loss=loss if isinstance(loss, str) else None,
-            optimizer=optimizer if isinstance(optimizer, str) else None,
-            labels=labels,
-            shapes=[dict(shape) for shape in shapes],
-            model_name=name or _name(model),
-            inputs=_described(inputs),
-        )
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    workload.packed = pack(model, inputs, loss, optimizer, train_step)
+    others = [f"{key}={value}" for top, given in keys.items() for key, value in _key(top, given)]
+    objects = Objects(model, inputs, loss, optimizer, train_step)
+    workload = Given.of(objects, mode=mode, labels=labels, shapes=shapes, name=name)
     settings = [f"measurement={measurement}", f"device={device}", f"dtype={dtype or _dtype(model)}"]
     with _our_hydra():
         config = compose([*settings, *rewrite([*others, *overrides])], members(strategy), members(baseline))
-        if config.isolation != "none":
-            launching.launcher()  # imports torch meanwhile
-        mistakes.refuse(config, workload)
-        silent = in_notebook() if quiet is None else quiet
-        result = runner.run(config, folder(output), workload, partial(_show, silent))
+        result = _run(config, workload, output, in_notebook() if quiet is None else quiet)
     if mistake := _mistake(result):
         raise ConfigError(mistake)
     return result
 
 
-# --- the workload ------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Given(UserWorkload):
-    """Objects of another process; `packed` holds them, the fields say what they are."""
-
-    model_name: str = ""
-    inputs: str = ""
-
-    packed = b""
-
-    @property
-    def name(self) -> str:
-        return self.model_name
-
-    def code(self) -> list[bytes]:
-        return [*super().code(), self.packed]
-
-    def load(self) -> Parts:
-        parts = {part: cloudpickle.loads(packed) for part, packed in cloudpickle.loads(self.packed).items()}
-        return Parts(**parts)
-
-    def spelled(self) -> Spelled:
-        parts, inputs = self.parts, self.parts.inputs
-        given = {"loss": parts.loss, "optimizer": parts.optimizer, "train_step": parts.train_step}
-        given["model"] = parts.model() if isinstance(parts.model, Copies) else parts.model.given
-        if isinstance(parts.loader, partial):
-            given["loader"] = parts.loader.args[0]
-        if isinstance(inputs, (Shuffled, partial)):
-            given["inputs"] = inputs.examples if isinstance(inputs, Shuffled) else inputs.args[0]
-        packed = cloudpickle.dumps({name: value for name, value in given.items() if value is not None})
-        if len(packed) > LARGEST:
-            raise NotCovered(f"the objects that it was given take {len(packed) / 2**20:.0f} MiB")
-        called = "" if isinstance(inputs, Shuffled) else "(**sizes)"
-        return Spelled(
-            GIVEN.format(folder=Path.cwd()),
-            "user.model",
-            make=f"def make(**sizes):\n    return user.inputs{called}",
-            loader="(lambda: user.loader)",
-            loss="user.loss",
-            optimizer="user.optimizer",
-            train_step="user.train_step",
-            files={"repro.pkl": packed},
-        )
-
-    def notes(self) -> list[str]:
-        shuffled = isinstance(self.parts.inputs, Shuffled)
-        note = "inputs: the values given, in another order for every batch (a function can make others)"
-        return [*super().notes(), *([note] if shuffled else [])]
-
-
-LARGEST = 64 * 2**20  # bytes that are kept beside a result
-
-GIVEN = """\
-import sys
-from pathlib import Path
-from types import SimpleNamespace
-
-import cloudpickle
-
-sys.path.insert(0, "{folder}")
-user = SimpleNamespace(**cloudpickle.loads(Path(__file__).with_name("repro.pkl").read_bytes()))
-"""
-
-
-def pack(model: Any, inputs: Any, loss: Any, optimizer: Any, train_step: Any) -> bytes:
-    """Pickle the parts of a user's workload, each by itself, so that a message can name a part that cannot be pickled.
-
-    Raises:
-        ConfigError: a part cannot be copied to another process.
-    """
-    parts: dict[str, Any] = {"model": maker(model)}
-    if isinstance(inputs, DataLoader):
-        parts["loader"] = partial(_itself, inputs)
-    else:
-        parts["inputs"] = partial(_call, inputs) if callable(inputs) else Shuffled(inputs)
-    given = {"loss": loss, "optimizer": optimizer, "train_step": train_step}
-    parts |= {part: value for part, value in given.items() if value is not None and not isinstance(value, str)}
-    packed: bytes = cloudpickle.dumps({part: travelling(part, value) for part, value in parts.items()})
-    return packed
-
-
-class Shuffled:
-    """Fresh inputs from examples: the values of each tensor in another order, which keeps their range.
-
-    Sorted integers (lengths, offsets) and symmetric matrices keep their order; of a stack of matrices whole ones are
-    permuted.
-    """
-
-    def __init__(self, examples: Any) -> None:
-        self.examples = tree_map(lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, examples)
-
-    def __call__(self, sizes: Mapping[str, int], device: torch.device) -> Any:
-        if sizes:
-            raise ConfigError("shapes need a function that makes inputs, with their names as arguments")
-        return tree_map(lambda leaf: shuffled(leaf.to(device)) if isinstance(leaf, Tensor) else leaf, self.examples)
-
-
-def shuffled(tensor: Tensor) -> Tensor:
-    """A tensor of the same shape and values in a random order, unless the order has a meaning (see `Shuffled`)."""
-    if tensor.dim() == 1 and not tensor.is_floating_point() and _ordered(tensor):
-        return tensor.clone()
-    if tensor.dim() > 1 and tensor.shape[-1] == tensor.shape[-2] > 1 and torch.equal(tensor, tensor.mT):
-        return tensor[torch.randperm(len(tensor), device=tensor.device)] if tensor.dim() > 2 else tensor.clone()
-    order = torch.randperm(tensor.numel(), device=tensor.device)
-    return tensor.flatten()[order].view(tensor.shape)
-
-
-def _ordered(tensor: Tensor) -> bool:
-    steps = tensor[1:] >= tensor[:-1], tensor[1:] <= tensor[:-1]
-    return len(tensor) > 2 and any(bool(step.all()) for step in steps)
-
-
-def _call(function: Callable[..., Any], sizes: Mapping[str, int], device: torch.device) -> Any:
-    return function(**sizes)
-
-
-def _itself(value: Any) -> Any:
-    return value
-
-
-def _name(model: Any) -> str:
-    named = type(model) if isinstance(model, nn.Module) else model
-    name = str(getattr(named, "__name__", type(model).__name__))
-    return "model" if name == "<lambda>" else name
+def _run(config: DictConfig, workload: Given, output: str | Path | None, quiet: bool) -> Result:
+    if config.isolation != "none":
+        launching.launcher()  # imports torch meanwhile
+    mistakes.refuse(config, workload)
+    return runner.run(config, folder(output), workload, partial(_show, quiet))
 
 
 def _dtype(model: Any) -> str:
@@ -256,17 +110,6 @@ def _dtype(model: Any) -> str:
     parameters = model.parameters() if isinstance(model, nn.Module) else ()
     found = {str(p.dtype).removeprefix("torch.") for p in parameters if p.is_floating_point()}
     return found.pop() if len(found) == 1 else "float32"
-
-
-def _described(inputs: Any) -> str:
-    """For the record: float32[32, 128], int64[32]."""
-    if isinstance(inputs, Tensor):
-        return f"{str(inputs.dtype).removeprefix('torch.')}{list(inputs.shape)}"
-    if isinstance(inputs, Mapping):
-        return ", ".join(f"{key}: {_described(value)}" for key, value in inputs.items())
-    if isinstance(inputs, (list, tuple)):
-        return ", ".join(_described(value) for value in inputs)
-    return str(getattr(inputs, "__name__", type(inputs).__name__))
 
 
 # --- the configuration -------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from optexp.records import filenames
+
 if TYPE_CHECKING:
     from optexp.result import Result
 
@@ -88,7 +90,7 @@ class Comparer:
         if result.speedup:
             facts |= {"speedup_low": f"{result.speedup.low:.4g}", "speedup_high": f"{result.speedup.high:.4g}"}
             facts |= {"step_us": f"{result.candidate.step_us:.4g}"}
-        for name, value in {**facts, "record": str(folder / "result.json")}.items():
+        for name, value in {**facts, "record": str(folder / filenames.RESULT)}.items():
             if value:
                 self.record_property(f"optexp_{name}", value)
 
@@ -143,6 +145,6 @@ def _typed(text: str, overrides: list[str], folder: Path) -> Result:
     words = [*shlex.split(text), *overrides, f"hydra.run.dir={folder}"]
     done = subprocess.run([sys.executable, "-m", "optexp", *words], check=False, stderr=subprocess.PIPE, text=True)
     sys.stderr.write(done.stderr)
-    if not (folder / "result.json").is_file():
+    if not (folder / filenames.RESULT).is_file():
         pytest.fail(done.stderr.strip() or f"optexp ended with status {done.returncode}", pytrace=False)
-    return Result.read(folder / "result.json")
+    return Result.read(folder / filenames.RESULT)

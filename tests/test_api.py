@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 import optexp
 from optexp import api
-from optexp.api import shuffled
 from optexp.errors import ConfigError
 from optexp.result import Result, Verdict
+from optexp.user_code.given_objects import Shuffled, shuffled
 from tests.reached import measured
 
 CHECKOUT = Path(__file__).parent.parent
@@ -72,7 +72,7 @@ def test_a_model_however_it_is_given(model: Any, inputs: Any) -> None:
 
 def test_fresh_inputs_have_the_values_of_the_examples() -> None:
     example = {"x": torch.arange(12.0).view(3, 4), "flag": True}
-    fresh = api.Shuffled(example)({}, torch.device("cpu"))
+    fresh = Shuffled(example)({}, torch.device("cpu"))
     assert fresh["flag"] is True
     assert fresh["x"].shape == (3, 4)
     assert not torch.equal(fresh["x"], example["x"])

@@ -16,6 +16,7 @@ from optexp.commands.audit import problems
 from optexp.comparison.adjudicate import Facts, log_ratios
 from optexp.measurement import samples_file, statistics
 from optexp.measurement.samples import SAME
+from optexp.records import filenames
 from optexp.records.measurement import Control, Measurement, Severity, Watch
 from optexp.records.verification import Finding, GateResult, Recheck, Verification
 from optexp.reporting.wording import headline
@@ -163,7 +164,7 @@ def test_the_blocks_beside_the_record_are_its_pairs(cold: bool, tmp_path: Path, 
         sample.pairs[3] = replace(sample.pairs[3], candidate=replace(sample.pairs[3].candidate, skipped=True))
         sample.pairs.insert(5, replace(sample.pairs[5], kind=SAME))
     samples[1].pairs = [replace(p, candidate=replace(p.candidate, skipped=True)) for p in samples[1].pairs]
-    samples_file.write(samples, tmp_path / samples_file.FILE)
+    samples_file.write(samples, tmp_path / filenames.SAMPLES)
     pairs = [[[p.baseline.step_s * 1e6, p.candidate.step_s * 1e6] for p in s.kept] for s in samples]
     record["measurement"] |= {"pairs": pairs, "l2": {"headline": "cold" if cold else "warm"}}
     assert beside(record, tmp_path) == []

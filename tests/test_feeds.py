@@ -18,7 +18,7 @@ from optexp.measurement.clock import Timing
 from optexp.measurement.settings import MeasurementSettings
 from optexp.program.feeds import HostFeed, LoaderFeed
 from optexp.workers.messages import WarmUp
-from tests.measurement.test_sampling import Scripted
+from tests.measurement.scripted import Scripted
 
 CPU = torch.device("cpu")
 TEN = TensorDataset(torch.arange(10.0), torch.arange(10))

@@ -22,7 +22,7 @@ from optexp.errors import ConfigError
 from optexp.records.measurement import Measurement, ProcessSpread
 from optexp.records.regression import Outcome, Regression
 from optexp.records.verdict import Verdict, worst_status
-from optexp.reporting import logged, recorded, report, summary, terminal, tracking
+from optexp.reporting import logged, matching, recorded, report, summary, terminal, tracking
 from optexp.reporting.recorded import Recorded
 from optexp.result import ArmSummary, Result, Speedup
 from optexp.sweeps.exit_status import ExitStatus, status
@@ -112,18 +112,18 @@ def test_a_slower_machine_is_named() -> None:
 
 
 def test_facts_that_count_and_facts_that_do_not() -> None:
-    known = recorded.identity(timed(500))
+    known = matching.identity(timed(500))
     same = timed(900, **{"measurement": "quick", "seed": "3", "regression.against": "x"})
-    assert recorded.identity(same) == known
+    assert matching.identity(same) == known
     patched = replace(same, environment={**same.environment, "torch": "2.13.1"})
-    assert recorded.identity(patched) == known
+    assert matching.identity(patched) == known
     newer = replace(patched, environment={**same.environment, "torch": "2.14.0"}, config={**same.config, "dtype": "x"})
-    assert recorded.differences(known, recorded.identity(newer)) == {
+    assert matching.differences(known, matching.identity(newer)) == {
         "torch": ["2.13", "2.14"],
         "dtype": ["float32", "x"],
     }
     wide = timed(500, **{"workload.dim": "1024"})
-    assert recorded.differences(known, recorded.identity(wide)) == {"workload.dim": ["512", "1024"]}
+    assert matching.differences(known, matching.identity(wide)) == {"workload.dim": ["512", "1024"]}
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_the_newest_record_of_the_same_fingerprint_is_found(store: Callable[...,
     assert [(r.run_id, r.tags["release"]) for r in recorded.records(Tracking(), "release")] == [(tagged, "v1")]
     nothing = regression.check(replace(SETTINGS, against="none:such"), Tracking(), timed(500))
     assert "none:such is no run, experiment or tag" in nothing.text
-    assert recorded.Match() == recorded.match(Tracking(), "optexp", replace(timed(500), workload="other"))
+    assert matching.Match() == matching.match(Tracking(), "optexp", replace(timed(500), workload="other"))
 
 
 # --- who is told -----------------------------------------------------------------------------------------------------
@@ -254,8 +254,8 @@ QUICK += [
 def test_a_comparison_looks_its_record_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its record is far faster, so it raises an alarm, and tells the user's command."""
     monkeypatch.chdir(tmp_path)
-    fast = recorded.Match(Recorded("b" * 32, datetime(2026, 11, 27), timed(1e-3)))
-    monkeypatch.setattr(recorded, "match", lambda store, against, result: fast)
+    fast = matching.Match(Recorded("b" * 32, datetime(2026, 11, 27), timed(1e-3)))
+    monkeypatch.setattr(matching, "match", lambda store, against, result: fast)
     extra = ["tracking.enabled=false", "regression.against=main", "regression.on_alert='touch told'"]
     overrides = [text for text in QUICK if not text.startswith("strategy=")]
     result = runner.run(compose(rewrite([*overrides, *extra]), {"inplace": {}}, {}), tmp_path / "job")

@@ -21,7 +21,7 @@ from mlflow import MlflowClient
 
 from optexp.commands import ui
 from optexp.errors import TrackingError
-from optexp.reporting import logged, tracking
+from optexp.reporting import logged, mlflow_store, tracking
 from optexp.result import Result
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +35,7 @@ def write(uri: str, writer: int) -> None:
     result = Result.read(RECORD)
     for number in range(RUNS):
         key = f"{writer}.{number}"
-        run = tracking.start(tracking.Store(uri), key, tags={tracking.RECORD: key})
+        run = tracking.start(mlflow_store.Store(uri), key, tags={tracking.RECORD: key})
         run.log(result, RECORD.parent)
         run.finish()
 
@@ -97,11 +97,11 @@ def test_eight_processes_lose_nothing_in_postgresql(
     postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where files go
-    tracking.start(tracking.Store(postgres, "another"), "first").finish()  # a data base is set up once
+    tracking.start(mlflow_store.Store(postgres, "another"), "first").finish()  # a data base is set up once
     check_nothing_lost(postgres)
     gone = postgres.replace("/optexp", "/nothing")
     with pytest.raises(TrackingError, match=r"^MLflow store postgresql\+psycopg2://me:\*\*\*@") as caught:
-        tracking.start(tracking.Store(gone), "example")
+        tracking.start(mlflow_store.Store(gone), "example")
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -10,9 +10,10 @@ from mlflow import MlflowClient
 from omegaconf import OmegaConf
 
 from optexp.commands import sync
-from optexp.reporting import logged, tracking
+from optexp.records import filenames
+from optexp.reporting import logged, mlflow_store, tracking
 from optexp.result import Result, Verdict
-from optexp.sweeps import overview, sweep
+from optexp.sweeps import sweep
 
 RESULTS = {path.stem: Result.read(path) for path in (Path(__file__).parent / "results").glob("*.json")}
 JOBS = [replace(RESULTS["faster"], id=f"record {n}") for n in range(3)]
@@ -22,7 +23,7 @@ JOBS = [replace(RESULTS["faster"], id=f"record {n}") for n in range(3)]
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A store: making one takes seconds."""
     uri = f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db"
-    tracking.start(tracking.Store(uri), "first").finish()
+    tracking.start(mlflow_store.Store(uri), "first").finish()
     return uri
 
 
@@ -49,7 +50,7 @@ def swept(folder: Path) -> Path:
     node = {"hydra": {"overrides": {"task": ["workload=mlp,gelu"]}}}
     OmegaConf.save(OmegaConf.create(node), folder / sync.SWEEP)
     sweep.record(JOBS, folder)
-    (folder / overview.NOTE).write_text("the best")
+    (folder / filenames.SWEEP_PAGE).write_text("the best")
     return folder
 
 
@@ -85,7 +86,7 @@ def test_a_sweep_is_sent_once(store: str, experiment: str, tmp_path: Path, capsy
 def test_a_run_that_was_cut_short_is_completed_and_one_that_says_otherwise_is_corrected(
     store: str, experiment: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    node = tracking.Store(store, experiment)
+    node = mlflow_store.Store(store, experiment)
     cut = tracking.start(node, "cut short", tags={tracking.RECORD: JOBS[0].id})
     cut.log_batch(logged.metrics(JOBS[0]))
     first = tracking.start(node, "corrected later", tags={tracking.RECORD: JOBS[1].id})

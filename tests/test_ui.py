@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from optexp.commands import ui
-from optexp.reporting import logged, tracking
+from optexp.reporting import logged, mlflow_store, tracking
 from optexp.result import Result
 
 ROOT = Path(__file__).parents[1]
@@ -29,7 +29,7 @@ def test_a_store_that_does_not_exist_is_not_made(tmp_path: Path, capsys: pytest.
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no browser")
 def test_the_page_groups_runs_by_case_with_the_columns_that_are_compared(tmp_path: Path) -> None:
-    store = tracking.Store(f"sqlite:///{tmp_path}/mlflow.db")
+    store = mlflow_store.Store(f"sqlite:///{tmp_path}/mlflow.db")
     for size in (64, 512):
         made = replace(RECORD, config={**RECORD.config, "workload.dim": size}, compared=["workload.dim"])
         run = tracking.start(store, logged.name(made))

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from optexp.commands.ending import exit_status
 from optexp.commands.parsing import parser_of
 from optexp.comparison import gpu_lock
 from optexp.duets import commands, workloads
@@ -25,10 +26,9 @@ from optexp.duets.outcome import Outcome, write
 from optexp.duets.program import Program, Steps
 from optexp.duets.repository import Repository
 from optexp.duets.versions import Version, home
-from optexp.errors import ConfigError, Failure
+from optexp.errors import ConfigError
 from optexp.reporting.terminal import Progress
 from optexp.result import Verdict
-from optexp.support.interrupting import INTERRUPTED, raise_when_interrupted
 from optexp.support.nvml_count import count_by_nvml
 from optexp.workers.home import Homes
 
@@ -60,15 +60,17 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
     options = parse(arguments)
-    raise_when_interrupted()
     count_by_nvml()
-    try:
-        outcome = of_versions(options) if options.base or options.head or options.base_env else of_commands(options)
-    except (ConfigError, Failure) as mistake:
-        print(f"optexp.ab: {mistake}", file=sys.stderr)
-        return Verdict.ERROR.exit_status
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return exit_status("ab", lambda: compare(options))
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Compare, and show the outcome; returns the exit status.
+
+    Raises:
+        ConfigError, Failure: The request cannot be met, or a command fails.
+    """
+    outcome = of_versions(options) if options.base or options.head or options.base_env else of_commands(options)
     print(outcome.line)
     if outcome.result.error and outcome.result.error.traceback:
         print(outcome.result.error.traceback, file=sys.stderr)

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from optexp.comparison.adjudicate import adjudicate, facts_of
+from optexp.records import filenames
 from optexp.reporting.wording import corrected_headline, headline
 from optexp.result import Result, Verdict, digest, finite
 
 Record = Mapping[str, Any]
-BLOCKS, ASKED, MACHINE = "samples.parquet", "config.yaml", "environment.json"
 CLAIMS = {Verdict.FASTER, Verdict.SLOWER, Verdict.SAME, Verdict.VERIFIED}  # the others promise nothing
 
 
@@ -34,8 +34,8 @@ def underived(result: Result, folder: Path) -> list[str]:
     """Claims of a record that nothing beside it confirms."""
     if result.verdict not in CLAIMS:
         return []
-    beside = [("device", MACHINE), ("workload, dtype, strategy and protocol", ASKED)]
-    beside += [("pairs", BLOCKS)] if result.measurement and result.measurement.pairs else []
+    beside = [("device", filenames.ENVIRONMENT), ("workload, dtype, strategy and protocol", filenames.CONFIG)]
+    beside += [("pairs", filenames.SAMPLES)] if result.measurement and result.measurement.pairs else []
     missing = [f"{claim} (no {name} beside it)" for claim, name in beside if not (folder / name).is_file()]
     return ["findings of the gates, mutants and evidence", *missing]
 
@@ -135,11 +135,11 @@ def beside(result: Result, record: Record, folder: Path) -> Iterator[str]:
     """Contradictions with the blocks, the configuration and the machine that were written down on their own."""
     if result.verdict in CLAIMS or result.speedup:
         # The machine of a winner that was measured again is described where that was done.
-        machine = folder / (result.by_itself.again if result.by_itself else "") / MACHINE
-        for part, path in (("config", folder / ASKED), ("environment", machine)):
+        machine = folder / (result.by_itself.again if result.by_itself else "") / filenames.ENVIRONMENT
+        for part, path in (("config", folder / filenames.CONFIG), ("environment", machine)):
             if path.is_file():
                 yield from _differs(record[part], path)
-    blocks, measurement = folder / BLOCKS, result.measurement
+    blocks, measurement = folder / filenames.SAMPLES, result.measurement
     if measurement and measurement.pairs and blocks.is_file():
         from optexp.measurement import samples_file  # slow to import
 
@@ -148,7 +148,7 @@ def beside(result: Result, record: Record, folder: Path) -> Iterator[str]:
             for process in samples_file.pairs(blocks, measurement.l2.headline == "cold")
         ]
         if held != [[tuple(pair) for pair in process] for process in measurement.pairs]:
-            yield f"{BLOCKS} beside it holds other pairs than the record"
+            yield f"{filenames.SAMPLES} beside it holds other pairs than the record"
 
 
 def _differs(said: Record, path: Path) -> Iterator[str]:
@@ -180,7 +180,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     worst = 0
     for path in map(Path, arguments):
-        path = path / "result.json" if path.is_dir() else path
+        path = path / filenames.RESULT if path.is_dir() else path
         try:
             record = json.loads(path.read_text())
             result = Result.of(record)

@@ -9,7 +9,6 @@ Exit status: 0 a commit is named; 1 an error; 3 none can be named.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from math import ceil, log2
 from pathlib import Path
 from typing import Any
 
+from optexp.commands.ending import exit_status
 from optexp.commands.parsing import parser_of
 from optexp.comparison import gpu_lock
 from optexp.config import Experiment
@@ -25,10 +25,8 @@ from optexp.duets.bisection import Bisection, Effort, Tried
 from optexp.duets.outcome import Outcome, write
 from optexp.duets.repository import Commit, Repository
 from optexp.duets.versions import Version, home
-from optexp.errors import ConfigError
 from optexp.reporting.terminal import Progress
 from optexp.result import Result
-from optexp.support.interrupting import INTERRUPTED, raise_when_interrupted
 from optexp.support.nvml_count import count_by_nvml
 from optexp.workers.home import Home, Homes
 
@@ -54,17 +52,19 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
     options = parse(arguments)
-    raise_when_interrupted()
     count_by_nvml()
-    try:
-        repository = Repository.here()
-        good, bad = repository.commit(options.good), repository.commit(options.bad)
-        found = bisected(repository, good, bad, workloads.experiment_of(options.words))
-    except ConfigError as mistake:
-        print(f"optexp.bisect: {mistake}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return exit_status("bisect", lambda: search(options))
+
+
+def search(options: argparse.Namespace) -> int:
+    """Search, and name the commit; returns the exit status.
+
+    Raises:
+        ConfigError: The request cannot be met.
+    """
+    repository = Repository.here()
+    good, bad = repository.commit(options.good), repository.commit(options.bad)
+    found = bisected(repository, good, bad, workloads.experiment_of(options.words))
     print(conclusion(found))
     if options.json:
         write(options.json, to_dict(good, found))

@@ -27,7 +27,7 @@ from packaging.version import Version
 from optexp.api import compose
 from optexp.commands.architecture import Architecture, lines
 from optexp.comparison import gpu_lock
-from optexp.comparison.measure import judge_controls, rounds, timing
+from optexp.comparison.measure import measure
 from optexp.comparison.session import Session
 from optexp.config import resolve
 from optexp.errors import ConfigError
@@ -200,10 +200,7 @@ def trial(device: str, quick: bool) -> Iterator[Finding]:
         experiment = resolve(compose(asked, {}, {}))
         session = Session(experiment, device, Path(folder), Stopwatch(), progress)
         try:
-            with timing(session, fresh=True) as timed:
-                rounds(session, timed)
-                timed.close_arms()
-                judge_controls(session, timed)
+            timed = measure(session, fresh=True)
         finally:
             session.close()
     samples = timed.samples

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from optexp.commands.ending import exit_status
 from optexp.commands.parsing import parser_of
 from optexp.errors import ConfigError
 from optexp.judging import crew, definition_files, problem_files, table
@@ -31,7 +32,6 @@ from optexp.judging.problem_files import Target
 from optexp.judging.store import Store
 from optexp.records.verdict import Verdict
 from optexp.schema import suggest
-from optexp.support.interrupting import INTERRUPTED, raise_when_interrupted
 
 WIDTH = 160  # columns of the table, where stderr is no terminal
 
@@ -70,14 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.schema:
         sys.stdout.write(written_schema())
         return 0
-    raise_when_interrupted()
-    try:
-        return judge(options)
-    except ConfigError as mistake:
-        print(f"optexp.judge: {mistake}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return exit_status("judge", lambda: judge(options))
 
 
 def judge(options: argparse.Namespace) -> int:

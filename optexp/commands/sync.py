@@ -17,16 +17,14 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from optexp.commands.parsing import parser_of
-from optexp.comparison.trials import FOLDER as TRIALS
 from optexp.errors import TrackingError
-from optexp.reporting import logged, tracking
+from optexp.records import filenames
+from optexp.reporting import logged, mlflow_store, tracking
 from optexp.result import Result
-from optexp.sweeps import overview, sweep
+from optexp.sweeps import sweep
 
 FOLDERS = ("outputs", "multirun")
-FILE = "result.json"
 SWEEP = "multirun.yaml"  # Hydra leaves it in a sweep's folder
-REPLACED = "by_itself"  # folder of a record that a sweep replaced
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -37,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     if not found:
         print(f"optexp.sync: no record below {', '.join(map(str, folders))}", file=sys.stderr)
         return 1
-    sender = Sender(tracking.Store(options.store, options.experiment))
+    sender = Sender(mlflow_store.Store(options.store, options.experiment))
     status = 0
     try:
         for path in found:
@@ -63,7 +61,8 @@ def records(folder: Path) -> Iterator[Path]:
     if folder.is_file():
         yield folder
         return
-    every = [path for path in folder.rglob(FILE) if REPLACED not in path.relative_to(folder).parts]
+    found = folder.rglob(filenames.RESULT)
+    every = [path for path in found if filenames.REPLACED not in path.relative_to(folder).parts]
     yield from sorted(every, key=lambda path: (len(path.parts), path))
 
 
@@ -75,7 +74,7 @@ class Sender:
     parents: run of each sweep and of each job with trials, by folder
     """
 
-    store: tracking.Store
+    store: mlflow_store.Store
     counts: Counter[str] = field(default_factory=Counter)
     parents: dict[Path, str | None] = field(default_factory=dict)
 
@@ -86,13 +85,13 @@ class Sender:
             TrackingError: the store refuses it, or is away.
         """
         try:
-            record = json.loads((folder / FILE).read_text())
+            record = json.loads((folder / filenames.RESULT).read_text())
             result = Result.of(record)
         except (OSError, ValueError, KeyError, TypeError):
             return self._count("cannot be read", None)
         if not result.fingerprint:
             return self._count("of jobs that were never built", None)
-        ended_ms = int(1000 * (folder / FILE).stat().st_mtime)
+        ended_ms = int(1000 * (folder / filenames.RESULT).stat().st_mtime)
         key = result.id or str(record.get("digest", ""))
         held = tracking.held(self.store, key) or self._held_before(result)
         if held is None:
@@ -121,7 +120,7 @@ class Sender:
     def _parent(self, folder: Path) -> str | None:
         """The run of the job whose trial this is, or of the sweep whose job."""
         for above in folder.parents:
-            is_job = (above / TRIALS) in folder.parents and (above / FILE).is_file()
+            is_job = (above / filenames.TRIALS) in folder.parents and (above / filenames.RESULT).is_file()
             if is_job or (above / SWEEP).is_file():
                 if above not in self.parents:
                     self.parents[above] = self._job(above) if is_job else self._sweep(above)
@@ -129,13 +128,13 @@ class Sender:
         return None
 
     def _job(self, folder: Path) -> str | None:
-        result = Result.read(folder / FILE)
+        result = Result.read(folder / filenames.RESULT)
         held = tracking.held(self.store, result.id) if result.id else self._held_before(result)
         return held.run.run_id if held else None
 
     def _sweep(self, folder: Path) -> str:
         """The run of a sweep, with its ranking."""
-        key, note = sweep.identity(folder), folder / overview.NOTE
+        key, note = sweep.identity(folder), folder / filenames.SWEEP_PAGE
         held = tracking.held(self.store, key) or self._opened_before(folder)
         if held and held.finished:
             return held.run.run_id
@@ -145,7 +144,7 @@ class Sender:
         run = held.run if held else tracking.start(self.store, sweep.name(config), tags=tags)
         if note.is_file():
             tags["mlflow.note.content"] = note.read_text()[: logged.TAG_LIMIT]
-        ranking = folder / "sweep.json"
+        ranking = folder / filenames.RANKING
         if ranking.is_file():
             tags["optexp.verdict"] = sweep.counted(row["verdict"] for row in json.loads(ranking.read_text()))
         run.log_batch(tags=tags)

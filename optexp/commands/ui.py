@@ -19,7 +19,7 @@ from urllib.error import URLError
 
 from optexp.commands.parsing import parser_of
 from optexp.errors import TrackingError
-from optexp.reporting import tracking
+from optexp.reporting import mlflow_store, tracking
 
 HOST = "127.0.0.1"
 FIRST_PORT, PORTS = 5000, 100  # the first free one is taken
@@ -30,8 +30,8 @@ QUICK_START = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # seven processes
 def main(arguments: Sequence[str]) -> int:
     """0: the server was ended; 1: there is no such store, or no server could be started."""
     options = _parser().parse_args(arguments)
-    store = tracking.Store(options.store, options.experiment)
-    uri = tracking.store_uri(options.store)
+    store = mlflow_store.Store(options.store, options.experiment)
+    uri = mlflow_store.store_uri(options.store)
     if (missing := _missing(uri)) is not None:
         print(f"optexp.ui: {missing} does not exist: run a comparison here, or name a store: --store", file=sys.stderr)
         return 1
@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _missing(uri: str) -> Path | None:
     """The file of an SQLite store that does not exist: MLflow would make an empty one."""
-    file = tracking.sqlite_file(uri)
+    file = mlflow_store.sqlite_file(uri)
     return file if file and not file.is_file() else None
 
 
@@ -83,13 +83,12 @@ def _serve(uri: str, port: int, address: str, browser: bool) -> int:
     """Run `mlflow ui` until it ends or Ctrl-C ends it."""
     command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--host", HOST, "--port", str(port)]
     command += ["--workers", "1"]
-    if place := tracking.artifacts(uri):
+    if place := mlflow_store.artifacts(uri):
         command += ["--default-artifact-root", place]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as by Ctrl-C
     with tempfile.TemporaryFile() as log:
-        server = subprocess.Popen(
-            command, stdout=log, stderr=log, env=os.environ | tracking.DEFAULTS | QUICK_START, start_new_session=True
-        )
+        variables = os.environ | mlflow_store.DEFAULTS | QUICK_START
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=variables, start_new_session=True)
         try:
             if not _answers(server, port):
                 log.seek(0)

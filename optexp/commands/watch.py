@@ -19,18 +19,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from optexp.commands.ending import exit_status
 from optexp.commands.parsing import parser_of
 from optexp.comparison.regression import send
 from optexp.config import Tracking
 from optexp.config.watch_list import WatchList
-from optexp.errors import ConfigError, TrackingError
+from optexp.errors import ConfigError
 from optexp.measurement import change_points
 from optexp.measurement.change_points import Step
 from optexp.records.verdict import REGRESSION_STATUS
 from optexp.reporting import history, recorded, tracking
 from optexp.reporting.history import Series
 from optexp.reporting.recorded import Recorded
-from optexp.support.interrupting import INTERRUPTED, raise_when_interrupted
 from optexp.support.units import duration, seconds
 
 TAG = "optexp.step"  # MLflow tag of the first run after a reported step; its value is the report
@@ -70,21 +70,28 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
     options = parse(arguments)
-    raise_when_interrupted()
+    return exit_status("watch", lambda: watch(options))
+
+
+def watch(options: argparse.Namespace) -> int:
+    """Round after round; returns the exit status of the only one.
+
+    Raises:
+        ConfigError: the list or a time cannot be read.
+        TrackingError: the store cannot be read or written.
+    """
+    watched = WatchList.read(options.list)
     try:
-        watched, every_s = WatchList.read(options.list), seconds(options.every, "--every")
-        change_points.require()
-        while True:
-            began = time.monotonic()
-            status = one_round(watched)
-            if options.once:
-                return status
-            time.sleep(max(0.0, every_s - (time.monotonic() - began)))
-    except (ConfigError, ValueError, TrackingError) as mistake:
-        print(f"optexp.watch: {mistake}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return INTERRUPTED
+        every_s = seconds(options.every, "--every")
+    except ValueError as mistake:
+        raise ConfigError(str(mistake)) from None
+    change_points.require()
+    while True:
+        began = time.monotonic()
+        status = one_round(watched)
+        if options.once:
+            return status
+        time.sleep(max(0.0, every_s - (time.monotonic() - began)))
 
 
 def one_round(watched: WatchList) -> int:

@@ -1,4 +1,4 @@
-"""One stack as it is verified: its promise, what steps of the bare program do, the plan, and who takes part."""
+"""One stack under verification: its contract, the traits of the bare program's steps, the plan, the arms."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from optexp.workers.messages import SetUp
 from optexp.workers.spec import Spec
 from optexp.workload import Workload
 
-COUNTED = 6  # consecutive steps where Python counts them: what stands still after a warm-up of three shows
+COUNTED = 6  # consecutive steps where Python counts them, so that a count frozen after a warm-up of three shows
 
 
 @dataclass(frozen=True)
 class StepTraits:
-    """What steps of the bare program do.
+    """Traits of the bare program's steps.
 
-    random:  they draw random numbers
-    carries: they change buffers or parameters, which the next one may begin with
-    keeps:   names of what the model keeps in Python and every step changes
-    step_s:  seconds of one, roughly
+    random:  a step draws random numbers
+    carries: a step changes buffers or parameters, which the next step may read
+    keeps:   names of the model's Python attributes that every step changes
+    step_s:  rough seconds of a step
     """
 
     random: bool = False
@@ -34,16 +34,18 @@ class StepTraits:
 
     @classmethod
     def of(cls, setup: SetUp) -> StepTraits:
-        """As its arm found them."""
+        """The traits that the bare program's arm found."""
         return cls(setup.random, setup.carries, setup.keeps, setup.step_s)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One stack, called `name`, and everything that its verification follows from.
+    """One stack, and everything on which its verification depends.
 
+    name:    of its arm: "candidate" or "baseline"
+    promise: the stack's contract
     steps:   known once the bare program is set up
-    rebuilt: the stack put another workload in the place of the first one; known once it is set up
+    rebuilt: the stack replaced the workload by another one; known once it is set up
     """
 
     session: Session
@@ -55,17 +57,17 @@ class Case:
 
     @classmethod
     def of(cls, session: Session, stack: Sequence[Strategy], name: str) -> Case:
-        """Ask the stack once what it promises."""
+        """The case of a stack, before its arms are set up."""
         return cls(session, stack, name, contract(stack))
 
     @property
     def unit(self) -> float:
-        """u of the arithmetic that was promised."""
+        """The unit roundoff of the promised dtype."""
         return tolerance_of(self.promise.dtype or self.session.experiment.dtype).unit
 
     @property
     def moves(self) -> bool:
-        """Whether a step changes what the next one starts from."""
+        """Whether a step changes the state from which the next one starts."""
         return self.steps.carries or bool(self.steps.keeps) or self.session.workload.mode == "train"
 
     @property
@@ -75,12 +77,12 @@ class Case:
     # --- what is checked ----------------------------------------------------------------------------------------
 
     def plan(self) -> Plan:
-        """What is checked at the workload's own sizes; families of inputs only where no smaller ones are sure."""
+        """The checks at the workload's own sizes, with input families unless odd sizes are sure to have them."""
         workload, settings = self.session.workload, self.session.settings
         here = workload.tails_may_be_refused or not workload.tails()
         return Plan(
             seeds=[self.session.draws.seed("verification", index) for index in range(settings.verification_seeds)],
-            # A frozen step count shows from the second on, and so does a buffer that nobody reads.
+            # A frozen step count shows from the second step on, and so does a buffer that no step reads.
             steps=max(workload.variety, COUNTED if self.steps.keeps else 3 if self.moves else 1),
             families=self.families() if settings.thorough and here else (),
             overwrites=self.overwrites,
@@ -89,7 +91,7 @@ class Case:
         )
 
     def plan_at_odd_sizes(self) -> Plan:
-        """What is checked at sizes that the stack was not built for."""
+        """The checks at sizes for which the stack was not built."""
         return Plan(
             seeds=self.plan().seeds[:1],
             families=self.families(),
@@ -99,7 +101,7 @@ class Case:
         )
 
     def families(self) -> list[str]:
-        """Those that mean something to the workload, without those that overflow whatever computes them."""
+        """The workload's input families, without those that overflow in every program."""
         half = "float16" in (self.promise.dtype, self.session.experiment.dtype)
         overflows = FORWARD_ONLY if half or self.session.workload.mode != "forward" else ()
         return [family for family in self.session.workload.families if family not in overflows]
@@ -107,12 +109,13 @@ class Case:
     # --- who takes part -----------------------------------------------------------------------------------------
 
     def specs(self, workload: Workload | None = None, seed_offset: int = 0, generic: bool = True) -> dict[str, Spec]:
-        """Of the yardstick (the bare program or, for a PRECISION contract, plain autocast) and the stack.
+        """Specifications of the yardstick and the stack.
 
-        On another workload they start with dropout off, where there is any.
+        The yardstick is the bare program or, for a PRECISION contract, plain autocast. On another workload the arms
+        start with dropout off.
 
         Args:
-            generic: Parameters hide nothing; the timed arms have those that they begin with.
+            generic: Parameters have generic values, which hide no error; timed arms have their initial ones.
         """
         session = self.session
         specs = {
@@ -122,7 +125,7 @@ class Case:
         return {name: self._elsewhere(spec, workload) for name, spec in specs.items()}
 
     def reference_spec(self, workload: Workload | None = None, seed_offset: int = 0, generic: bool = True) -> Spec:
-        """Of the process that judges both; arguments as those of `specs`."""
+        """Specification of the reference arm; arguments as those of `specs`."""
         spec = self.session.spec((), None, seed_offset, judges=self.promise, generic=generic)
         return self._elsewhere(spec, workload)
 

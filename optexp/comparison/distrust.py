@@ -1,4 +1,4 @@
-"""Reasons to believe nothing that a stack's process says about time, from what the process gave away."""
+"""Reasons to believe no time of a stack's process: replaced functions, missing copies, remembered results."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from optexp.trace import Trace
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 
-NOVELTY = 1.2, 1.5  # how many times longer fresh batches may take than those met before, at least and at most
-LOOKS = 3  # before anybody is accused
-ASIDE = 0.5  # of a step of the baseline: what a feed may take longer to begin again than the baseline's, for each batch
-COPIED = 0.9  # of what the bare program copies to the device: whose traced steps may have met smaller batches
+NOVELTY = 1.2, 1.5  # least and most allowed ratio of the time on fresh batches to that on known ones
+LOOKS = 3  # measurements that must agree before results count as remembered
+MAX_EXTRA_RESET = 0.5  # per batch, in baseline steps: how much longer the candidate's feed.reset() may take
+COPIED = 0.9  # least share of the bare program's copies to the device, as traced batches may differ in size
 
 
 def tampers(case: Case, candidate: Client[Arm], state: Mapping[str, str], changed: Mapping[str, str]) -> str | None:
-    """Functions that time is told or results are read by, and settings of the process.
+    """A reason where the process replaced functions that tell time or read results, or changed settings that do.
 
-    state:   global settings that the stack changed and has not declared;  changed: all that it changed
+    state:   global settings that the stack changed and did not declare
+    changed: all global settings that the stack changed
     """
     if replaced := candidate.call(Arm.tampered):
         return f"the {case.name} replaces {' and '.join(replaced)}: time and results are read by that"
@@ -37,9 +38,9 @@ def tampers(case: Case, candidate: Client[Arm], state: Mapping[str, str], change
 
 
 def leaves_out_copies(case: Case, bare: Trace, stacked: Trace, batch_bytes: float) -> str | None:
-    """Feeds are filled while nobody times: where the bare program's steps copy their batch, so must these.
+    """A reason where the bare program's steps copy their batch to the device, and these steps do not.
 
-    Numbers may travel in the dtype that was promised.
+    A feed could have copied batches before the clock started. Values may travel in the promised dtype.
     """
     theirs, ours, given = to_device(bare), to_device(stacked), case.session.experiment.dtype
     narrower = min(1.0, SIZES.get(case.promise.dtype or given, 4) / SIZES[given])
@@ -52,7 +53,7 @@ def leaves_out_copies(case: Case, bare: Trace, stacked: Trace, batch_bytes: floa
 
 
 def to_device(trace: Trace) -> float:
-    """Bytes that a step copies there."""
+    """Bytes that a step copies to the device."""
     return sum(copy.bytes for copy in trace.copies if copy.kind == "HtoD") / len(trace.steps)
 
 
@@ -60,8 +61,11 @@ def to_device(trace: Trace) -> float:
 
 
 def gives_other_batches(case: Case, arms: Mapping[str, Client[Arm]]) -> str | None:
-    """Every batch of two rounds is compared with the core's, and the last one of each block that is looked at; of a
-    loader's, which batches are equal."""
+    """A reason where the candidate's feed gives other batches than the baseline's, or takes them too early.
+
+    All batches of two rounds are compared with the core's, and the last batch of each verified block. Of a loader,
+    which batches equal each other is compared.
+    """
     (ours, our_pattern), (theirs, their_pattern) = (
         arms[name].call(Arm.delivered) for name in ("candidate", "baseline")
     )
@@ -80,9 +84,9 @@ def gives_other_batches(case: Case, arms: Mapping[str, Client[Arm]]) -> str | No
 
 
 def remembers_results(case: Case, arms: Mapping[str, Client[Arm]], samples: Sequence[Sample]) -> str | None:
-    """A candidate that remembers results is fast on the batches of a benchmark, and nowhere else.
+    """A reason where the candidate is fast only on batches that it has met, as it remembers their results.
 
-    It may lose half of its gain on others: what they cost is measured on a few steps.
+    A few steps on fresh batches are timed; on them it may lose half of its gain.
     """
     gain, (least, most) = exp(fmean(sample.log_ratio for sample in samples)), NOVELTY
     for look in range(LOOKS):
@@ -104,14 +108,14 @@ def remembers_results(case: Case, arms: Mapping[str, Client[Arm]], samples: Sequ
 
 
 def works_in_reset(case: Case, arms: Mapping[str, Client[Arm]], samples: Sequence[Sample]) -> str | None:
-    """Feeds begin again before every block, while nobody times.
+    """A reason where the candidate's feed works in `reset`, which runs before every block and is not timed.
 
-    How long that takes at least is held against what a step takes at least: on a busy machine blocks take longer.
+    The shortest reset is compared with the shortest step of the baseline, as other programs lengthen both.
     """
     blocks = (pair.baseline.wall_s for sample in samples for pair in sample.kept)
     singles = (step_s for sample in samples for step_s in sample.alone.get("baseline", ()))
     ours, theirs = (arms[name].call(Arm.restart_s) for name in ("candidate", "baseline"))
-    if ours - theirs < ASIDE * min(*blocks, *singles):
+    if ours - theirs < MAX_EXTRA_RESET * min(*blocks, *singles):
         return None
     return (
         f"the feed of the {case.name} takes {duration(ours)} for each batch to begin again, the baseline's"

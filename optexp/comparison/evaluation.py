@@ -1,4 +1,4 @@
-"""What is known of a stack before it is timed: does it compute the same, did it happen, where does its time go?"""
+"""A stack before it is timed: verification, evidence of engagement, profile."""
 
 from __future__ import annotations
 
@@ -29,27 +29,32 @@ from optexp.workers.messages import SetUp
 from optexp.workers.peer import Peer
 from optexp.workers.reference import Reference
 
-TURNS = 5  # of batches, to tell the time of each step in a turn
+TURNS = 5  # rounds over all batches, by which each batch's step is timed
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A stack beside the bare program."""
+    """A stack beside the bare program.
+
+    setups:   seconds to the first result, by arm: "bare" and "stacked"
+    replaced: its process replaced functions that tell time or read results
+    distrust: why no time of its process can be believed; None where it can
+    """
 
     verification: Verification
     evidence: list[Engagement]
     bare: Profile
     stacked: Profile
-    setups: dict[str, float]  # seconds to the first result, by arm: "bare" and "stacked"
+    setups: dict[str, float]
     referee: Referee
-    replaced: bool  # its process has other functions than it began with, by which time is told or results are read
-    distrust: str | None  # why nothing that its process says about time can be believed
+    replaced: bool
+    distrust: str | None
     bottlenecks: list[Bottleneck]
     bare_bottlenecks: list[Bottleneck]
     checks: list[Check]
 
     def facts(self, prefix: str = "") -> Examined:
-        """For the verdict; `prefix` starts a reason that is about this stack."""
+        """The facts of this stack for the verdict; `prefix` begins its reasons."""
         return Examined(self.verification, self.evidence, self.distrust or "", self.replaced, prefix)
 
 
@@ -80,7 +85,12 @@ class Started:
 def examine(
     session: Session, stack: Sequence[Strategy], name: str, meanwhile: Callable[[], None] = lambda: None
 ) -> Evaluation:
-    """Verify, profile and question a stack, in arms of its own. While they set up, `meanwhile` is done here."""
+    """Verify and profile a stack, in arms of its own.
+
+    Args:
+        name: Of the stack's arm: "candidate" or "baseline".
+        meanwhile: Work of the parent while the arms set up.
+    """
     case = Case.of(session, stack, name)
     started = start(case, meanwhile)
     setup, setups = started.setups[name], started.setups
@@ -117,15 +127,15 @@ def examine(
 
 
 def start(case: Case, meanwhile: Callable[[], None]) -> Started:
-    """Set up the arms, and take from them what they know of the workload."""
+    """Set up the arms; the session learns the workload's facts from them."""
     session, name, bare = case.session, case.name, "bare" if case.session.baseline else "baseline"
     specs = {bare: session.spec((), generic=True), **case.specs()}
     specs |= {part: logged(session, specs[part], part) for part in (bare, name)}
     if case.promise.dtype is None:
         del specs["yardstick"]  # which the bare program is itself
     with session.working("arms", f"starting the arms of the {name}"), alongside(meanwhile):
-        # What fails in the plain program too is no strategy's fault: that arm says it first. The stack's own is next:
-        # what cannot run under autocast fails in the yardstick too, and a strategy says it better.
+        # The bare program's failure comes first, as it is no strategy's fault. The stack's is next: a program that
+        # cannot run under autocast fails in the yardstick, too, and the strategy's message is the better one.
         arms, judge, setups, facts = session.set_up(specs, case.reference_spec(), [bare, name])
     session.check_identities({built: arms[built] for built in (bare, name)})
     session.learn(setups[bare], setups.values(), facts)
@@ -145,7 +155,7 @@ def announce(case: Case, started: Started) -> None:
 
 
 def profiles(case: Case, started: Started) -> tuple[Profile, Profile]:
-    """Of the bare program, and of the stack."""
+    """Profiles of the bare program and of the stack."""
     session, (bare, arm) = case.session, started.pair
     rest(session, started.judge, *started.arms.values())
     calibration = ceilings(session, started.judge)
@@ -156,7 +166,7 @@ def profiles(case: Case, started: Started) -> tuple[Profile, Profile]:
 
 
 def distrusted(referee: Referee, started: Started, before: Trace, after: Trace) -> str | None:
-    """Why nothing that the stack's process says about time can be believed."""
+    """Why no time of the stack's process can be believed; None where it can."""
     case, (bare, arm), setup = referee.case, started.pair, started.setups[started.bare]
     reason = distrust.tampers(case, arm, referee.found.state, referee.changed)
     reason = reason or distrust.leaves_out_copies(case, before, after, setup.batch_bytes)
@@ -185,7 +195,7 @@ def engagements(
 def shares(
     bare: Client[Arm], arm: Client[Arm], before: Trace, after: Trace, turn: int
 ) -> tuple[list[float], list[float]]:
-    """Of each step of both, the work that its trace shows; else its time, as where all of it is numpy's."""
+    """Work of each step of both, by their traces; the steps' times where traces show none (a step in numpy)."""
     found = work(before), work(after)
     if all(tells(steps, turn) for steps in found):
         return found
@@ -193,7 +203,7 @@ def shares(
 
 
 def rest(session: Session, *arms: Client[Peer]) -> None:
-    """Where arms take turns, these wait."""
+    """Let these arms give back their memory, where arms take turns on the GPU."""
     for arm in arms if session.in_turns else ():
         arm.call(Peer.rest)
 

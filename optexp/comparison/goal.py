@@ -1,4 +1,4 @@
-"""What a search is after: whether a trial is worth more, and whether its stack is kept. Pure."""
+"""The goal of a search: which trials are measured longer, and which stacks are kept. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ FIGURE = {"memory": "peak memory", "energy": "energy of a step"}
 
 @dataclass(frozen=True)
 class Judgement:
-    """go_on: a quick trial is worth a longer one, or a longer one's stack is kept;  text: why"""
+    """A decision on a trial.
+
+    go_on: a quick trial is followed by a longer one; the stack of a longer one is kept
+    text:  the reason
+    """
 
     go_on: bool
     text: str
@@ -23,12 +27,12 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Goal:
-    """What is to become less, and what it may cost.
+    """The objective of a search, and its limits.
 
-    objective:        time, memory or energy
-    min_gain:         share that is worth a trial
-    memory_limit_mib: peak memory that a stack may take
-    max_slowdown:     against the baseline, for less memory or energy
+    objective:        time, memory or energy, of which the stack is to take less
+    min_gain:         least gain, as a share, for which a trial is made
+    memory_limit_mib: most peak memory of a stack; None: no limit
+    max_slowdown:     most step time over the baseline's, where the objective is not time
     """
 
     objective: str = "time"
@@ -45,7 +49,7 @@ class Goal:
 
     @property
     def constraints(self) -> list[str]:
-        """In words."""
+        """The limits in words."""
         found = []
         if self.memory_limit_mib is not None:
             found.append(f"peak memory at most {summary.mebibytes(self.memory_limit_mib)}")
@@ -72,7 +76,7 @@ class Goal:
         return self.objective == "time" and trial.verdict is Verdict.INCONCLUSIVE and estimate >= 1 + self.min_gain
 
     def judge(self, trial: Trial, so_far: float, final: bool) -> Judgement:
-        """A trial against the stack that the search stands at.
+        """Decide on a trial, which was measured against the stack kept so far.
 
         Args:
             so_far: Speedup of that stack.
@@ -109,11 +113,11 @@ class Goal:
         return Judgement(True, f"kept: {less}")
 
     def figure(self, arm: Figures) -> float | None:
-        """What is to become less."""
+        """The objective's figure of an arm, in its record's unit."""
         return {"time": arm.step_us, "memory": arm.peak_mib, "energy": arm.energy_j}[self.objective]
 
     def _over_the_limit(self, trial: Trial, limit_mib: float) -> Judgement | None:
-        """None within the limit. Beyond it, a stack is kept only where it comes nearer."""
+        """The decision on a stack beyond the memory limit, kept only if it comes nearer; None within the limit."""
         before, after = trial.baseline.peak_mib, trial.candidate.peak_mib
         if after is None:
             return Judgement(False, "rejected: its peak memory is not known")
@@ -128,7 +132,11 @@ class Goal:
 
 @dataclass(frozen=True)
 class Budget:
-    """seconds: of the trials and of the winner's last measurement;  trials: at most so many"""
+    """The budget of a search.
+
+    seconds: of all trials and of the winner's last measurement
+    trials:  most trials; None: no limit
+    """
 
     seconds: float
     trials: int | None = None
@@ -137,7 +145,7 @@ class Budget:
         """Why no further trial starts; empty where one may.
 
         Args:
-            last_s: That measuring the winner anew will take.
+            last_s: Expected seconds of the winner's last measurement.
         """
         if self.trials is not None and trials >= self.trials:
             return f"the budget of {self.trials} trial{'s' if self.trials > 1 else ''} was spent"

@@ -8,9 +8,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from optexp.comparison.session import Session
+from optexp.records import filenames
 from optexp.strategy import Strategy, label
-
-YAML = "strategy.yaml"
 
 
 def hand_over(session: Session) -> str:
@@ -18,8 +17,8 @@ def hand_over(session: Session) -> str:
 
     `repro.py` is there already, as of any comparison.
     """
-    (session.output / YAML).write_text(stack_yaml(session.stack))
-    return YAML
+    (session.output / filenames.STACK).write_text(stack_yaml(session.stack))
+    return filenames.STACK
 
 
 def stack_yaml(stack: Sequence[Strategy]) -> str:

@@ -1,4 +1,4 @@
-"""A search's eyes and hands: profiles a stack to rank what may help, and has trials measured."""
+"""The laboratory of a search: profiles a stack, ranks the changes that may help, and measures trials."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from optexp.support.units import duration
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 
-LEAST_S = 60.0  # that any process of a trial may take for an answer
+LEAST_S = 60.0  # least time-out of a trial's process
 USELESS = "the profiled program leaves it nothing to gain"
 
 
@@ -55,13 +55,13 @@ class Bench:
         return time.monotonic() - self.begin
 
     def last_s(self) -> float:
-        """As long as the longest trial that was measured."""
+        """The seconds of the longest measured trial, by which the next one is expected."""
         return self.longest_s
 
     # --- survey --------------------------------------------------------------------------------------------------
 
     def survey(self, stack: Sequence[Strategy]) -> Survey:
-        """Profile a stack in an arm of its own, and rank what it can become.
+        """Profile a stack in an arm of its own, and rank its changes.
 
         Raises:
             Failure: The baseline cannot be profiled; of a later stack the survey ends the search.
@@ -182,7 +182,7 @@ def _nothing() -> None:
 
 
 def brief(settings: MeasurementSettings) -> MeasurementSettings | None:
-    """Settings of a first look: those of the quick preset, where they are less; None where `settings` are no more."""
+    """Settings of a first look, at most those of the quick preset; None where `settings` ask for no more."""
     short = replace(
         settings,
         preset="quick",

@@ -1,4 +1,4 @@
-"""Rounds: all arms are restarted, and measured, until the interval over their processes is narrow enough."""
+"""Rounds of new processes of each arm, until the interval over the processes is narrow enough."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,10 +23,12 @@ from optexp.comparison.under_load import under_load
 from optexp.errors import Distrusted
 from optexp.measurement import controls, placement, samples_file, statistics
 from optexp.measurement.floor import floor_s
+from optexp.measurement.gpu import Gpu
 from optexp.measurement.neighbours import looking_out, neighbours
 from optexp.measurement.samples import COLD, CONTROL_EVERY, RETRIED, UNBOUND, Sample
 from optexp.measurement.settings import MeasurementSettings
 from optexp.measurement.watchdogs import impossible
+from optexp.records import filenames
 from optexp.records.folder import tolerating
 from optexp.records.measurement import Control
 from optexp.result import ArmSummary, Result
@@ -35,15 +37,18 @@ from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 
 FEWEST_PAIRS = 10
-RESTART_PAIRS = 40  # that could be measured while processes start and warm up: some 2 s
-ON_STREAM = 0.7  # of what keeps the GPU busy in warm steps: cold ones that take less leave work out
+RESTART_PAIRS = 40  # pairs that take as long as the start and warm-up of processes, about 2 s
+ON_STREAM = 0.7  # cold step over busy time of a warm step, below which the cold step leaves work out
 SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
-CONTEXT_MIB = 1024  # that a process takes of the card for itself, at least
+CONTEXT_MIB = 1024  # least GPU memory that a process takes beside its tensors
 
 
 def refuse_company(session: Session) -> None:
-    """Somebody else's work on the card would be in every figure: better to say so before an hour is spent. What is
-    only verified has no figures to spoil."""
+    """Refuse other processes on the GPU before anything is measured; verification alone may run beside them.
+
+    Raises:
+        Distrusted: The GPU is shared.
+    """
     if session.machine.gpu is None or session.experiment.verify == "only":
         return
     found, hidden = neighbours(session.machine.gpu)
@@ -55,7 +60,7 @@ def refuse_company(session: Session) -> None:
 
 
 def note_hidden(result: Result, count: int) -> None:
-    """Say once that there are processes on the card of which nothing can be told."""
+    """Note once how many processes on the GPU cannot be identified."""
     text = f"{count} processes on the GPU have ids that mean nothing here (another container's): they may disturb"
     if count > 0 and text not in result.notes:
         result.notes.append(text)
@@ -63,12 +68,14 @@ def note_hidden(result: Result, count: int) -> None:
 
 @dataclass
 class Timed:
-    """Timed blocks of several processes of each arm; the last ones live until `close_arms`.
+    """Timed blocks of several processes of each arm; the last processes live until `close_arms`.
 
-    samples:     one of each process of both arms, on which the verdict rests;  beside: others, for controls
-    setups_s:    by arm, seconds of set-up of each process
-    differences: settings that differ between both arms
-    due:         controls have to be run: they are not known yet
+    samples:     those on which the verdict rests, one for each round
+    beside:      others: controls, and arms that are bound to no cores
+    setups_s:    seconds of set-up of each process, by arm
+    differences: settings that differ between both arms, as "one → other"
+    unbound:     the ratio on all cores, in words; empty where it was not measured
+    due:         controls are to be run
     known:       file of remembered controls; None where they are run every time
     """
 
@@ -89,14 +96,36 @@ class Timed:
         self.arms = {}
 
 
+def measure(session: Session, verified: Callable[[Timed], bool] = lambda timed: True, fresh: bool = False) -> Timed:
+    """Time both arms in rounds, verify the process that was timed last, and run the controls.
+
+    Args:
+        verified: Checks the last arms while they live. False: the measurement ends without controls.
+        fresh: Controls are run although they are known; always so for two versions.
+
+    Raises:
+        Distrusted: A measurement cannot be believed.
+    """
+    with timing(session, fresh or session.pool.homes is not None) as timed:
+        rounds(session, timed)
+        sound = verified(timed)
+        timed.close_arms()
+        if not sound:
+            return timed
+        judge_controls(session, timed)
+        explain_the_host(session, timed)
+    session.refuse_edits()
+    return timed
+
+
 @contextmanager
 def timing(session: Session, fresh: bool = False) -> Iterator[Timed]:
-    """Around interleaved blocks in several processes of each arm. However it ends, every block is written down.
+    """Around the rounds: keeps other processes off their cores, and writes every block down, however the rounds end.
 
     Args:
         fresh: Controls are run although they are known.
     """
-    # A CPU's load is never the same again: there the controls are run every time.
+    # The load of a CPU changes, so its controls are run every time.
     known = controls.cache_file(fingerprint(session)) if session.machine.gpu and not fresh else None
     timed = Timed(Random(session.draws.seed("order")), known=known)
     timed.controls = controls.remembered(known) if known else {}
@@ -106,7 +135,7 @@ def timing(session: Session, fresh: bool = False) -> Iterator[Timed]:
             yield timed
     finally:
         with tolerating(session.result.notes):
-            samples_file.write([*timed.samples, *timed.beside], session.output / samples_file.FILE)
+            samples_file.write([*timed.samples, *timed.beside], session.output / filenames.SAMPLES)
 
 
 def rounds(session: Session, timed: Timed) -> None:
@@ -136,7 +165,7 @@ def rounds(session: Session, timed: Timed) -> None:
 
 
 def judge_controls(session: Session, timed: Timed) -> None:
-    """Controls that failed are run again in new processes."""
+    """Judge the controls; those that failed are run again in new processes."""
     if not timed.due:
         return
     timed.controls = controls.judge(timed.samples, session.settings, expected(session, timed.samples))
@@ -148,7 +177,7 @@ def judge_controls(session: Session, timed: Timed) -> None:
 
 
 def explain_the_host(session: Session, timed: Timed) -> None:
-    """Which arms keep the GPU waiting, and the ratio on all cores where they do."""
+    """Note which arms keep the GPU waiting, and measure the ratio on all cores where they do."""
     result, samples = session.result, timed.samples
     refuse_work_aside(result, samples)
     how_busy(result, samples)
@@ -162,7 +191,7 @@ def explain_the_host(session: Session, timed: Timed) -> None:
 
 
 def to_go_s(done: int, spent_s: float, precise: bool, settings: MeasurementSettings) -> float:
-    """Seconds of measuring that are left: to the fewest processes and, while they do not agree, to the budget's end."""
+    """A forecast of the remaining seconds: to the fewest processes, and to the budget's end while not `precise`."""
     each = max(spent_s / done, 1e-3)
     least = max(settings.processes_min - done, 0)
     budget = 0 if precise else max(0, ceil((settings.budget_s - spent_s) / each))
@@ -170,7 +199,11 @@ def to_go_s(done: int, spent_s: float, precise: bool, settings: MeasurementSetti
 
 
 def refuse_work_aside(result: Result, samples: Sequence[Sample]) -> None:
-    """Steps with emptied caches are timed on their own stream: what that does not wait for would cost nothing."""
+    """Refuse cold steps that leave work to another stream, as events on their own stream do not see it.
+
+    Raises:
+        Distrusted: An arm does so.
+    """
     for name in ("baseline", "candidate"):
         busy_us = getattr(result, name).busy_us or 0.0
         counted = [p for s in samples for p in (*s.kept, *s.of(COLD)) if p.counts]
@@ -183,7 +216,7 @@ def refuse_work_aside(result: Result, samples: Sequence[Sample]) -> None:
 
 
 def how_busy(result: Result, samples: Sequence[Sample]) -> None:
-    """The share of a timed step in which the card works, into both arms' figures."""
+    """Set `gpu_busy` of both arms: the share of a timed step in which the GPU works."""
     for name, share in busy_shares(result, samples).items():
         summary: ArmSummary = getattr(result, name)
         assert summary.busy_us is not None
@@ -191,21 +224,21 @@ def how_busy(result: Result, samples: Sequence[Sample]) -> None:
 
 
 def host_bound(result: Result) -> str:
-    """Which arms keep the GPU waiting; empty where none does, and where there is none."""
+    """The arms that keep the GPU waiting, in words; empty where none does, or without a GPU."""
     arms = {"baseline": result.baseline.gpu_busy, "candidate": result.candidate.gpu_busy}
     said = [f"{busy:.0%} of the {arm}'s step" for arm, busy in arms.items() if busy is not None and busy < HOST_BOUND]
     return f"host-bound: the GPU is busy {' and '.join(said)}" if said else ""
 
 
 def measure_unbound(session: Session, timed: Timed) -> None:
-    """One more process where the system chooses the cores: a result of the host depends on that."""
+    """Measure one more process that is bound to no cores, as the speed of the host depends on them."""
     _, ready = one_round(session, timed, len(timed.samples), FEWEST_PAIRS, timed.beside, aim=UNBOUND, bound=False)
     for each in ready.values():
         each.arm.close()
 
 
 def how_unbound(session: Session, found: Sample) -> str:
-    """What that gives, in words."""
+    """The ratio and both times of an unbound process, in words."""
     times = [median(getattr(pair, name).wall_s for pair in found.kept) for name in ("baseline", "candidate")]
     took = f"{duration(times[0])} and {duration(times[1])}"
     cores = len(session.machine.own_cores)
@@ -213,7 +246,7 @@ def how_unbound(session: Session, found: Sample) -> str:
 
 
 def say_how_to_lock(session: Session, samples: Sequence[Sample] = ()) -> None:
-    """To an administrator, where that is asked for: clocks are read here, and never touched."""
+    """Note the command that locks the GPU's clocks, where asked for; optexp only reads clocks."""
     if not session.settings.lock_clocks:
         return
     readings = [reading for sample in samples for pair in sample.kept for reading in pair.readings]
@@ -226,7 +259,7 @@ def say_how_to_lock(session: Session, samples: Sequence[Sample] = ()) -> None:
 
 
 def measure_controls_again(session: Session, timed: Timed) -> None:
-    """New processes for controls that failed: once in a hundred times chance is enough."""
+    """Repeat controls in new processes: one in a hundred fails by chance."""
     for index in range(session.settings.processes_min):
         pairs = FEWEST_PAIRS * CONTROL_EVERY
         _, ready = one_round(session, timed, index, pairs, timed.beside, control=True, aim=RETRIED)
@@ -235,7 +268,7 @@ def measure_controls_again(session: Session, timed: Timed) -> None:
 
 
 def fingerprint(session: Session) -> str:
-    """Of device, workload and its code, and baseline: what controls depend on."""
+    """Digest of everything that controls depend on: device, workload and its code, baseline."""
     environment, config = session.result.environment, session.result.config
     facts = [
         {k: v for k, v in config.items() if k.startswith(("workload", "baseline", "dtype", "measurement"))},
@@ -247,7 +280,7 @@ def fingerprint(session: Session) -> str:
 
 
 def room_for_a_third(session: Session) -> bool:
-    """Whether one more process of the baseline fits on the card; its memory is known from its profile."""
+    """Whether a second baseline fits on the GPU, by the memory in its profile; if not, a note says so."""
     free = session.machine.gpu.free_mib() if session.machine.gpu else None
     arms = session.result.profile.arms()
     profiles = [arms[arm].metrics if arm in arms else {} for arm in ("baseline", "baseline", "candidate")]
@@ -268,7 +301,17 @@ def one_round(
     aim: str = "",
     bound: bool = True,
 ) -> tuple[Sample, Mapping[str, Ready]]:
-    """One process of each arm, started side by side and measured in turn; a sample more in `into`, from its begin."""
+    """Start one process of each arm, and measure them in turn.
+
+    Args:
+        into: Gets the sample before it is filled, so that an exception loses no block.
+        control: A second baseline is measured, too.
+        aim: See `Sample.aim`.
+        bound: Arms are bound to their cores.
+
+    Returns:
+        The sample, and the arms, which still live.
+    """
     gpu, since_s = session.machine.gpu, time.time()
     stacks = {"baseline": session.baseline, "candidate": session.stack}
     if control:
@@ -293,19 +336,31 @@ def one_round(
         into.append(found := Sample(aim=aim))
         ready = sample(arms, session.settings, timed.order, pairs, read, session.workload.variety, tell, found)
         if gpu:
-            foreign, hidden = neighbours(gpu, session.pool.processes(), since_s)
-            found.foreign = tuple((met | {text.partition(",")[0]: text for text in foreign}).values())
-            # Arms that are not among those on the card are there under ids of another container, too.
-            unseen = {arm.pid or os.getpid() for arm in arms.values()} - gpu.processes().keys()
-            note_hidden(session.result, hidden - len(unseen))
+            found.foreign = others_on_the_gpu(session, gpu, arms, since_s, met)
     return found, ready
 
 
-def find_floor(session: Session, samples: Sequence[Sample], baseline: Client[Arm]) -> None:
-    """Note the floor of a step in the last sample.
+def others_on_the_gpu(
+    session: Session, gpu: Gpu, arms: Mapping[str, Client[Arm]], since_s: float, met: dict[str, str]
+) -> tuple[str, ...]:
+    """Other processes that used the GPU while the arms were measured, in words.
 
-    Ceilings that a step beats may be of a day when others used the card: they are measured again. With others on the
-    card they would come out too low again, and refuse an honest step: there is no floor then.
+    Args:
+        since_s: Unix time at which the arms were started.
+        met: Those that were seen between pairs, by process.
+    """
+    foreign, hidden = neighbours(gpu, session.pool.processes(), since_s)
+    # An arm without an entry of its own is counted as hidden: its id is another one in the driver's container.
+    unseen = {arm.pid or os.getpid() for arm in arms.values()} - gpu.processes().keys()
+    note_hidden(session.result, hidden - len(unseen))
+    return tuple((met | {text.partition(",")[0]: text for text in foreign}).values())
+
+
+def find_floor(session: Session, samples: Sequence[Sample], baseline: Client[Arm]) -> None:
+    """Set the physical lower bound of a step in the last sample.
+
+    Where a step beats it, the device's ceilings may have been measured beside other programs: they are measured again.
+    Beside other programs there is no bound, as it would refuse honest steps.
     """
     found = samples[-1]
     found.floor_s = floor(session, baseline)
@@ -316,10 +371,10 @@ def find_floor(session: Session, samples: Sequence[Sample], baseline: Client[Arm
 
 
 def floor(session: Session, baseline: Client[Arm]) -> float:
-    """Seconds that no program needs less of, on a GPU; 0 where that is not known.
+    """The physical lower bound of a step in seconds; 0 on a CPU, and where it is not known.
 
-    A single operation has to read all of its inputs and parameters; a larger program may leave some of them alone. A
-    CPU's ceilings are measured beside other programs: a bound that follows from them is shown, and refuses nothing.
+    A single operation reads all of its inputs and parameters; a larger program may not. A CPU's ceilings are measured
+    beside other programs, so its bound is shown and refuses nothing.
     """
     calibration = session.calibration
     if session.machine.gpu is None or calibration is None:
@@ -335,8 +390,10 @@ def floor(session: Session, baseline: Client[Arm]) -> float:
 
 
 def differences(arms: Mapping[str, Client[Arm]], result: Result) -> dict[str, str]:
-    """Settings of torch, Python and the model that the two processes ended up with and that are not the same; and how
-    often a profiled step waits for the GPU."""
+    """Settings of torch, Python and the model that differ between both processes, as "one → other".
+
+    The number of times that a profiled step waits for the GPU is among them.
+    """
     theirs, ours = (arms[name].call(Arm.configuration) for name in ("baseline", "candidate"))
     found = {name: f"{theirs[name]} → {value}" for name, value in ours.items() if theirs.get(name) != value}
     traced = result.profile.arms()
@@ -346,7 +403,7 @@ def differences(arms: Mapping[str, Client[Arm]], result: Result) -> dict[str, st
 
 
 def look_at_load(session: Session, arms: Mapping[str, Client[Arm]], found: Sample) -> None:
-    """Energy and utilisation of each arm, where there is a card that tells."""
+    """Measure energy and utilisation of each arm on a GPU, into the sample."""
     if session.machine.gpu is None or not session.settings.load_s or session.settings.l2 == COLD:
         return
     for name in ("baseline", "candidate"):
@@ -356,10 +413,10 @@ def look_at_load(session: Session, arms: Mapping[str, Client[Arm]], found: Sampl
 
 
 def next_pairs(samples: Sequence[Sample], settings: MeasurementSettings) -> int:
-    """How many pairs the next process measures: where processes differ more than blocks, few pairs and many processes.
+    """The number of pairs for the next process: few where processes differ more than blocks.
 
-    The split that gives the narrowest interval for the time spent: √(cost of a restart in pairs · variance of a pair /
-    variance of a process), where a median of n pairs has π/2 the variance of their mean.
+    The narrowest interval for the time spent has √(cost of a restart in pairs · variance of a pair / variance of a
+    process) pairs; a median of n pairs has π/2 times the variance of their mean.
     """
     if len(samples) < 3 or any(len(sample.kept) < 2 for sample in samples):
         return settings.pairs

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from optexp.comparison.session import Session
 from optexp.profiling import nsight
+from optexp.records import filenames
 from optexp.records.nsight import ToolRun
 from optexp.strategy import Strategy, environment
 from optexp.support.ranges import NVTX
 from optexp.workers import replay
 
-FOLDER = "nsight"  # in the output folder
 PLACES = {  # beside those on the PATH, the last one first
     "ncu": ("/usr/local/cuda/bin/ncu", "/usr/local/cuda-*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu"),
     "nsys": ("/usr/local/cuda/bin/nsys", "/opt/nvidia/nsight-systems/*/bin/nsys"),
@@ -37,7 +37,7 @@ def run(session: Session, stack: Sequence[Strategy]) -> ToolRun | None:
     tool = session.experiment.profile.tool
     if tool is None:
         return None
-    folder = session.output.resolve() / FOLDER
+    folder = session.output.resolve() / filenames.NSIGHT
     folder.mkdir(exist_ok=True)
     packed = folder / "baseline.pkl"
     replay.pack(session.spec(stack).pack(), packed)
@@ -86,7 +86,7 @@ def of_kernels(line: str, program: str, folder: Path, output: str) -> ToolRun:
     text = _output(shown, {})
     kernels = nsight.kernels(text)
     reason = "" if kernels else f"Nsight Compute's report holds no kernel: {_last(text)}"
-    return ToolRun("ncu", line, reason, f"{FOLDER}/{report.name}", kernels, nsight.advice(text))
+    return ToolRun("ncu", line, reason, f"{filenames.NSIGHT}/{report.name}", kernels, nsight.advice(text))
 
 
 def of_system(line: str, program: str, folder: Path, output: str) -> ToolRun:
@@ -102,7 +102,7 @@ def of_system(line: str, program: str, folder: Path, output: str) -> ToolRun:
         if file.exists() and (table := nsight.summary(title, file.read_text())).rows:
             tables.append(table)
     reason = "" if tables else f"Nsight Systems' report holds no summary: {_last(said)}"
-    return ToolRun("nsys", line, reason, f"{FOLDER}/{report.name}", tables=tables)
+    return ToolRun("nsys", line, reason, f"{filenames.NSIGHT}/{report.name}", tables=tables)
 
 
 def _output(command: Sequence[str], variables: dict[str, str]) -> str:

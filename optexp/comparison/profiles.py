@@ -19,6 +19,7 @@ from optexp.profiling.memory_difference import difference
 from optexp.profiling.regions import Excerpt, excerpt, named, phases, regions, shares_of_region
 from optexp.profiling.tables import MOST_TOP, tables
 from optexp.profiling.view import View
+from optexp.records import filenames
 from optexp.records.compiler import CompilerEvidence
 from optexp.records.memory import MemoryProfile
 from optexp.records.profile import ArmProfile, Bottleneck, Calibration, Check
@@ -112,12 +113,9 @@ def profile(
     Args:
         brief: Leave out modules, lines, stacks and memory by category, which take many times as long.
     """
-    folder = session.output / "traces"
+    folder = session.output / filenames.TRACES
     folder.mkdir(exist_ok=True)
-    memory = arm.call(Arm.peak_memory, steps=session.settings.profile_steps)
-    used = session.machine.gpu.processes().get(arm.pid) if session.machine.gpu else None
-    if used is not None:  # the driver's own figure, context included; unknown where it counts processes otherwise
-        memory = replace(memory, process_mib=used / 2**20)
+    memory = peak_memory(session, arm)
     calibration = calibration or ceilings(session, arm)
     session.calibrated(calibration)
     trace, counters, recorded = cycles(session, arm, name)
@@ -127,14 +125,14 @@ def profile(
     of_places = folder / f"{name}_places.json.gz"
     placed = known and arm.call(Arm.profile_places, path=str(of_places))
     compiler = compiler_evidence(session, arm, name, trace)
-    snapshot = str(session.output / "memory" / f"{name}.pickle")
+    snapshot = str(session.output / filenames.MEMORY / f"{name}.pickle")
     recording = arm.start(Arm.memory_by_category, snapshot=snapshot) if details else None  # while traces are read here
     by_module = Trace.read(of_modules) if known else None
     places = Trace.read(of_places) if placed else None
     by_category = recording.wait() if recording else None
-    files = [TraceFile(f"traces/{name}.json.gz", "steady steps")]
-    files += [TraceFile(f"traces/{of_modules.name}", "with a range around each module's call")] if known else []
-    files += [TraceFile(f"traces/{of_places.name}", "with a range around each line of your code")] if placed else []
+    files = [_file(f"{name}.json.gz", "steady steps")]
+    files += [_file(of_modules.name, "with a range around each module's call")] if known else []
+    files += [_file(of_places.name, "with a range around each line of your code")] if placed else []
     region = session.experiment.profile.region
     ranges = Ranges(region=region or "", cycles=recorded, files=files)
     found = Profile(
@@ -151,6 +149,17 @@ def profile(
         by_category=by_category,
     )
     return found if region is None else of_region(found, region)
+
+
+def peak_memory(session: Session, arm: Client[Arm]) -> PeakMemory:
+    """Peak memory of a few steps, and the driver's own figure of the whole process where it has one."""
+    memory = arm.call(Arm.peak_memory, steps=session.settings.profile_steps)
+    used = session.machine.gpu.processes().get(arm.pid) if session.machine.gpu else None
+    return memory if used is None else replace(memory, process_mib=used / 2**20)
+
+
+def _file(name: str, shows: str) -> TraceFile:
+    return TraceFile(f"{filenames.TRACES}/{name}", shows)
 
 
 def of_region(found: Profile, region: str) -> Profile:

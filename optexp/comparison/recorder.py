@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from optexp.comparison.session import Session
 from optexp.config import search_path
 from optexp.errors import ConfigError, TrackingError
+from optexp.records import filenames
 from optexp.records.folder import tolerating
 from optexp.reporting import card, compiler_page, logged, report, terminal, tracking, waterfall
 from optexp.reporting.tracking import Run
@@ -61,7 +62,7 @@ class Recorder:
             self._write(result)
             waterfall.draw(result, self.output)
             card.write(result, self.output)
-            report.write(result, self.output / "report.html")
+            report.write(result, self.output / filenames.REPORT)
             compiler_page.write(result, self.output)
         self.session.progress.stop()
         self.show(result, self.output, None if search_path.in_sweep() else self.run)  # a sweep names the store once
@@ -87,9 +88,9 @@ class Recorder:
 
     def _write(self, result: Result) -> None:
         result.seconds = self.watch.rounded()
-        result.write(self.output / "result.json")
-        (self.output / "environment.json").write_text(json.dumps(result.environment, indent=2) + "\n")
-        (self.output / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(result.config)))
+        result.write(self.output / filenames.RESULT)
+        (self.output / filenames.ENVIRONMENT).write_text(json.dumps(result.environment, indent=2) + "\n")
+        (self.output / filenames.CONFIG).write_text(OmegaConf.to_yaml(OmegaConf.create(result.config)))
 
     def __enter__(self) -> Self:
         return self
@@ -137,7 +138,7 @@ def not_built(
     if isinstance(error, KeyboardInterrupt):
         interrupted(result, error, "its start")
     with tolerating(result.notes):
-        result.write(output / "result.json")
+        result.write(output / filenames.RESULT)
     if not isinstance(error, KeyboardInterrupt):
         show(result, output, None)
     return result

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from optexp.comparison.session import Session
 from optexp.profiling import flame
+from optexp.records import filenames
 from optexp.records.ranges import Cycle, Ranges, TraceFile
 from optexp.trace import Trace
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 
 STACKED_STEPS = 2
-FOLDER, PICTURES = "traces", "flamegraphs"  # of the output
 
 
 def cycles(session: Session, arm: Client[Arm], name: str) -> tuple[Trace, dict[str, float], list[Cycle]]:
@@ -21,7 +21,7 @@ def cycles(session: Session, arm: Client[Arm], name: str) -> tuple[Trace, dict[s
 
     The shown trace is `traces/<name>.json.gz`, further ones have the number of their cycle.
     """
-    wanted, folder = session.experiment.profile, session.output / FOLDER
+    wanted, folder = session.experiment.profile, session.output / filenames.TRACES
     steps = session.settings.profile_steps if wanted.active is None else wanted.active
     found: list[tuple[float, int, Trace]] = []
     for cycle in range(wanted.repeat):
@@ -43,7 +43,7 @@ def cycles(session: Session, arm: Client[Arm], name: str) -> tuple[Trace, dict[s
         return shown, counters, []
     paths = {cycle: main if cycle == chosen else _path(folder, name, cycle) for _, cycle, _ in found}
     told = [
-        Cycle(f"{FOLDER}/{paths[cycle].name}", len(trace.steps), cycle == chosen, step_us)
+        Cycle(f"{filenames.TRACES}/{paths[cycle].name}", len(trace.steps), cycle == chosen, step_us)
         for step_us, cycle, trace in found
     ]
     return shown, counters, told
@@ -58,17 +58,17 @@ def stacked(session: Session, arm: Client[Arm], name: str, ranges: Ranges) -> Ra
     wanted = session.experiment.profile.stacks
     if not (session.experiment.mode == "profile" if wanted is None else wanted):
         return ranges
-    path = session.output / FOLDER / f"{name}_stacks.json.gz"
+    path = session.output / filenames.TRACES / f"{name}_stacks.json.gz"
     arm.call(Arm.profile_stacks, path=str(path), steps=STACKED_STEPS)
     trace = Trace.read(path)
-    files = [*ranges.files, TraceFile(f"{FOLDER}/{path.name}", "with Python frames")]
+    files = [*ranges.files, TraceFile(f"{filenames.TRACES}/{path.name}", "with Python frames")]
     if (root := flame.frames(trace)) is not None:
-        folder = session.output / PICTURES
+        folder = session.output / filenames.FLAME_GRAPHS
         folder.mkdir(exist_ok=True)
         (folder / f"{name}.svg").write_text(flame.svg(root, f"{session.result.workload}, {name}"))
         (folder / f"{name}.txt").write_text(flame.collapsed(root))
         files += [
-            TraceFile(f"{PICTURES}/{name}.svg", "flame graph of the host", trace=False),
-            TraceFile(f"{PICTURES}/{name}.txt", "its stacks, for flamegraph.pl and speedscope", trace=False),
+            TraceFile(f"{folder.name}/{name}.svg", "flame graph of the host", trace=False),
+            TraceFile(f"{folder.name}/{name}.txt", "its stacks, for flamegraph.pl and speedscope", trace=False),
         ]
     return replace(ranges, files=files)

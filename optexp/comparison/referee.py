@@ -1,4 +1,4 @@
-"""The arms that judge one stack: checks before the clock runs, and who stays for the check after it has stopped."""
+"""The arms that verify one stack before timing, and those that stay for the check after timing."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Referee:
     """The arms that judge a case, and what they found so far.
 
     found:     the verification
-    changed:   global settings that the stack changed in its process, with what they were and are
-    reference: of the arms that judge, once `verify` began
-    yardstick: the arm that serves as such after timing; None where one of those that were measured does
+    changed:   global settings that the stack changed in its process, as "before → after"
+    reference: the reference arm; None before `verify`
+    yardstick: the yardstick after timing; None where the measured baseline serves as one
     """
 
     case: Case
@@ -44,7 +44,7 @@ class Referee:
         self.yardstick: Client[Arm] | None = None
 
     def verify(self, arms: Mapping[str, Client[Arm]], judge: Client[Reference], bare: Client[Arm]) -> Verification:
-        """All checks before the clock runs, on arms that have been set up (`bare`: the plain program's)."""
+        """Run all checks before timing, on arms that have been set up; `bare` is the bare program's."""
         case, session = self.case, self.case.session
         self.reference = judge
         checked = self._without_dropout() if case.steps.random else arms
@@ -65,9 +65,10 @@ class Referee:
     def _at_own_sizes(
         self, checked: Mapping[str, Client[Arm]], arms: Mapping[str, Client[Arm]], reference: Client[Reference]
     ) -> Verification:
-        """Checks on the workload as it is.
+        """Run the checks at the workload's own sizes.
 
-        checked: arms without dropout;  arms: those that will be measured. The same where nothing is random
+        checked: arms without dropout
+        arms:    arms as they are measured; the same where nothing is random
         """
         case, session = self.case, self.case.session
         yardstick, candidate = self.watched(checked["yardstick"]), self.watched(checked[case.name])
@@ -77,7 +78,7 @@ class Referee:
         found = self._against_fp64(reference, yardstick, candidate)
         if found.ok:
             check_first_step(case, found, *measured)
-        untimed = session.experiment.verify == "only"  # else the timed arms are looked at after many steps
+        untimed = session.experiment.verify == "only"  # else the check after timing covers later steps
         if found.ok and (case.moves or untimed) and not case.steps.random and session.workload.mode != "train":
             check_later_step(case, found, reference, yardstick, candidate)
         if case.steps.random and found.ok:
@@ -88,7 +89,7 @@ class Referee:
     def _against_fp64(
         self, reference: Client[Reference], yardstick: Client[Arm], candidate: Client[Arm]
     ) -> Verification:
-        """The gates. Where equal steps of the baseline differ, what the model keeps may be why."""
+        """The gates; a failure names Python state of the model where that makes equal steps of the baseline differ."""
         try:
             update = self.case.session.progress.update
             found = verify(reference, yardstick, candidate, self.case.plan(), self.case.promise, update)
@@ -101,9 +102,10 @@ class Referee:
         return found
 
     def _compare_batches(self, found: Verification, feeds: Feeds) -> None:
-        """A failure where the program is fed other batches than the baseline.
+        """Add a failure where the program is fed other batches than the baseline.
 
-        Raises NoReference where these may differ by random numbers, or by rounding and the programs are to be timed.
+        Raises:
+            NoReference: The batches may differ by random numbers, or differ by rounding and are to be timed.
         """
         case = self.case
         difference = feeds.difference()
@@ -121,7 +123,7 @@ class Referee:
             raise NoReference(f"{text}, by rounding alone: let both loaders give equal bits, or use verify=only")
 
     def _without_dropout(self) -> dict[str, Client[Arm]]:
-        """Fresh arms in which every dropout has rate 0: what is compiled or captured keeps the rate that it met."""
+        """New arms in which every dropout has rate 0, as compiled or captured programs keep the rate of their start."""
         session = self.case.session
         with session.working("arms", "starting arms without dropout"):
             specs = {name: replace(spec, dropout=False) for name, spec in self.case.specs().items()}
@@ -131,14 +133,14 @@ class Referee:
         return {name: each.arm for name, each in zip(specs, starting.values(), strict=True)}
 
     def _note_settings(self, found: Verification, candidate: Client[Arm], bare: Client[Arm]) -> None:
-        """Global settings that the stack changed, and the bare program did not."""
+        """Note the global settings that the stack changed, and the bare program did not."""
         declared = frozenset().union(*(strategy.changes for strategy in self.case.stack))
         history = candidate.call(Arm.settings), bare.call(Arm.settings)
         self.changed, found.state = undeclared(*history, ()), dict(undeclared(*history, declared))
         found.notes += [f"the {self.case.name} changes {name}: {change}" for name, change in found.state.items()]
 
     def watched(self, arm: Client[A]) -> Client[A]:
-        """The same arm; where its time goes is known afterwards."""
+        """The same arm, whose answers are timed by check."""
         return TimedArm(arm, self.watch)
 
     @property
@@ -146,8 +148,7 @@ class Referee:
         return {part: round(seconds, 3) for part, seconds in self.watch.seconds.items()}
 
     def stay(self, arms: Mapping[str, Client[Arm]], bare: str) -> None:
-        """Keep the arms that judge for the check after timing; those that were measured serve as the yardstick where
-        they can."""
+        """Keep the reference, and the yardstick unless the measured baseline serves as one; end the other arms."""
         measured = self.case.promise.dtype is None and not self.case.session.baseline
         self.yardstick = None if measured else arms.get("yardstick", arms[bare])
         assert self.reference is not None, "verify comes first"
@@ -165,7 +166,7 @@ class Referee:
 
 
 def unkept(yardstick: Client[Arm]) -> str:
-    """What the model keeps in Python and no arm can put back, in words, where equal steps differ; else empty."""
+    """The Python state of the model that no arm can restore, in words; empty where there is none."""
     if not (names := yardstick.call(Arm.unkept)):
         return ""
     which = "an attribute" if len(names) == 1 else "attributes"

@@ -16,9 +16,9 @@ from optexp.measurement.contrast import Uncertain, combined
 from optexp.measurement.statistics import Interval
 from optexp.records.measurement import Ratio
 from optexp.records.regression import Outcome, Regression
-from optexp.reporting import recorded
+from optexp.reporting import matching
+from optexp.reporting.mlflow_store import Node
 from optexp.reporting.recorded import Recorded
-from optexp.reporting.tracking import Node
 from optexp.result import Result
 from optexp.support.units import duration, percent, ratio
 
@@ -32,7 +32,7 @@ def check(settings: RegressionSettings, store: Node, result: Result) -> Regressi
     """
     assert settings.against
     try:
-        found = recorded.match(store, settings.against, result)
+        found = matching.match(store, settings.against, result)
     except TrackingError as error:
         return _not_compared(settings, str(error))
     if found.record is not None:

@@ -19,8 +19,9 @@ from optexp.comparison.recorder import Recorder, not_built
 from optexp.comparison.session import Session
 from optexp.config import Experiment, resolve, search_path
 from optexp.errors import ConfigError, Distrusted, Failure, NoReference, Unsupported
+from optexp.records import filenames
 from optexp.records.folder import full, refusal, tolerating
-from optexp.records.patch import NAME, allowed
+from optexp.records.patch import allowed
 from optexp.reporting import terminal
 from optexp.reporting.terminal import Progress
 from optexp.reporting.wording import at_precision, headline, replayed, unchecked_bits
@@ -46,7 +47,7 @@ def run(
     watch = Stopwatch(process_age_s() if _first_run and workload is None else 0.0)
     _first_run = False
     output.mkdir(parents=True, exist_ok=True)
-    (output / "result.json").unlink(missing_ok=True)  # an earlier job's, in a folder that was named anew
+    (output / filenames.RESULT).unlink(missing_ok=True)  # an earlier job's, in a folder that was named anew
     with Progress() as progress, ExitStack() as held:
         try:
             with watch.phase("import"):
@@ -77,7 +78,7 @@ def run_beside(
         known_baseline: That an earlier comparison of the job verified.
     """
     output.mkdir(parents=True, exist_ok=True)
-    (output / "result.json").unlink(missing_ok=True)
+    (output / filenames.RESULT).unlink(missing_ok=True)
     session = Session(experiment, job.device, output, Stopwatch(), progress)
     session.work, session.known_baseline = job.work, known_baseline
     parent = job.result.environment.get("mlflow_run")
@@ -147,15 +148,15 @@ def leave_patch(session: Session) -> None:
 
     One of an earlier job in the same folder is removed.
     """
-    result, patch, file = session.result, session.patch, session.output / NAME
+    result, patch, file = session.result, session.patch, session.output / filenames.PATCH
     file.unlink(missing_ok=True)
     if patch is None or not allowed(result.verdict, session.experiment.patch):
         return
     if patch.reason:
-        result.notes.append(f"no {NAME}: {patch.reason}")
+        result.notes.append(f"no {filenames.PATCH}: {patch.reason}")
         return
     file.write_bytes(patch.diff)
-    result.notes.append(f"{NAME} puts {label(session.stack)} into {patch.path}: git apply {file}")
+    result.notes.append(f"{filenames.PATCH} puts {label(session.stack)} into {patch.path}: git apply {file}")
 
 
 def settle(session: Session, decision: Decision) -> None:

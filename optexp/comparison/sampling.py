@@ -20,21 +20,23 @@ from optexp.measurement.watchdogs import ahead_of_steps
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 
-QUEUES = 12  # lengths of the queue in a block at least: ten after jitter
-LOOKS_AGAIN, AGAIN_S = 4, 0.3  # at single steps of a candidate that seems to compute ahead; seconds of each look
-TRIALS = 2  # blocks by which blocks are planned: the first may be short, and another program may disturb one
-LONGEST_S = 5.0  # that a block may last to be of the same batches as the other arm's
-REST_S = 0.25  # at most, for threads of an arm that may look out for work: some libraries' do so for 0.2 s
-_ANY = Random()  # not seeded: nobody knows on which batch a block begins
-COMPILED = ("stats/unique_graphs", "frames/total")  # what torch.compile counts
+QUEUES = 12  # fewest steps of a block, in lengths of the loader's queue: ten are left after jitter
+LOOKS_AGAIN, AGAIN_S = 4, 0.3  # repetitions, and seconds of each, of timing single steps where an arm computes ahead
+TRIALS = 2  # blocks by which the length of blocks is planned: another program may disturb one
+LONGEST_S = 5.0  # longest block that is lengthened so that both arms meet the same batches
+REST_S = 0.25  # longest wait for an arm's threads to rest: those of some libraries spin for 0.2 s
+_ANY = Random()  # not seeded: a program cannot predict the batch with which a block begins
+COMPILED = ("stats/unique_graphs", "frames/total")  # counters of torch.compile
 
 
 @dataclass(frozen=True)
 class Ready:
-    """An arm after warm-up: how long its blocks are, and how many unmeasured steps come before each.
+    """An arm after warm-up.
 
-    turn:   blocks are so many steps, or a multiple: each kind of batch is met equally often, or the mean step would
-            depend on where a block ends, and differ between arms of different speed
+    steps:   of a block, before jitter
+    lead_in: unmeasured steps before each block
+    turn:    a block's steps are a multiple of this number, so that every kind of batch is met equally often; else the
+             mean step would depend on the batch with which a block ends, and differ between arms of different speed
     """
 
     arm: Client[Arm]
@@ -62,14 +64,14 @@ class Ready:
         return replace(timing, aside_s=seconds - timing.wall_s * run, queued=queued, helped_s=helped)
 
     def look(self, order: Random, cold: bool) -> None:
-        """A block that begins on any batch and is cut short at any step, so that no program can know which step is
-        repeated."""
+        """Run a block of random length from a random batch, so that a program cannot predict which step is
+        verified."""
         longest = self.jittered(_swing(order))
         longest = longest if longest == 1 else _multiple(longest, EVEN)
         self.block(order.randint(1, longest), cold, anywhere=True, first=_first())
 
     def late(self, timing: Timing) -> Late | None:
-        """What the arm does after this block of its, which was the last; None where it has no process of its own."""
+        """The CPU time that the arm spends after its last block; None where it has no process of its own."""
         pid = self.arm.pid
         if not pid:
             return None
@@ -94,14 +96,17 @@ def sample(
     tell: Callable[[int], None] = lambda done: None,
     into: Sample | None = None,
 ) -> dict[str, Ready]:
-    """Measure arms that have been set up: "baseline", "candidate" and, for the controls, a second baseline "again".
+    """Measure arms that have been set up. One arm works at a time, and none while `read` and `tell` are called.
 
-    Only one of them works at any time; `read` and `tell` are called while none does.
-    cycle:  how many kinds of batch take turns
-    tell:   is given the number of pairs that are done
-    into:   is filled: what there is of it is there whatever ends this
+    Args:
+        arms: "baseline", "candidate" and, for the controls, a second baseline "again".
+        pairs: Most pairs; `settings.process_s` may end them earlier.
+        cycle: Number of kinds of batch that take turns.
+        tell: Takes the number of pairs that are measured.
+        into: Is filled as pairs are measured, so that an exception loses none of them.
 
-    Returns the arms after their warm-up.
+    Returns:
+        The arms after their warm-up.
     """
     result, ready = Sample() if into is None else into, dict[str, Ready]()
     for name, arm in arms.items():
@@ -127,19 +132,30 @@ def sample(
             result.pairs += _controls(ready["baseline"], ready["again"], order, read, cycle, settings.l2 == COLD)
             before = read()
     if settings.l2 == "both":
-        for index in range(at_least):
-            before = read()
-            timings, baseline_first = _in_turn(ready, order, True, result)
-            result.pairs.append(Pair(*timings, baseline_first, COLD, _known(before, read())))
-            if index % LOOK_EVERY == 0:
-                _look(ready, order, cold=True)
+        _add_cold_pairs(ready, order, at_least, read, result)
+    _time_single_steps_again(arms["candidate"], result)
+    result.recompiled = compiled != {name: _compilations(arm) for name, arm in arms.items()}
+    return ready
+
+
+def _add_cold_pairs(ready: Mapping[str, Ready], order: Random, count: int, read: Read, result: Sample) -> None:
+    """Pairs with an emptied L2 cache, after the warm ones."""
+    for index in range(count):
+        before = read()
+        timings, baseline_first = _in_turn(ready, order, True, result)
+        result.pairs.append(Pair(*timings, baseline_first, COLD, _known(before, read())))
+        if index % LOOK_EVERY == 0:
+            _look(ready, order, cold=True)
+
+
+def _time_single_steps_again(candidate: Client[Arm], result: Sample) -> None:
+    """Repeat the times of single steps while the candidate seems to compute ahead: another program may have delayed
+    the first ones."""
     for _ in range(LOOKS_AGAIN):
         if ahead_of_steps([result]).ok:
             break
-        again = arms["candidate"].call(Arm.warm_up, limit_s=AGAIN_S)
+        again = candidate.call(Arm.warm_up, limit_s=AGAIN_S)
         result.alone_later.setdefault("candidate", []).append(again.alone_s)
-    result.recompiled = compiled != {name: _compilations(arm) for name, arm in arms.items()}
-    return ready
 
 
 def sample_alone(
@@ -150,7 +166,7 @@ def sample_alone(
     cycle: int = 1,
     tell: Callable[[int], None] = lambda done: None,
 ) -> Sample:
-    """Measure one arm, "baseline", where there is none to compare it with: each pair is the same block twice."""
+    """Measure the baseline alone; the two blocks of each pair are one and the same."""
     result = Sample()
     ready = _warmed("baseline", arm, settings, order, cycle, result)
     ready = replace(ready, steps=_multiple(ready.steps, cycle), turn=cycle)
@@ -171,8 +187,10 @@ def sample_alone(
 def _in_turn(
     ready: Mapping[str, Ready], order: Random, cold: bool, result: Sample
 ) -> tuple[tuple[Timing, Timing], bool]:
-    """A block of each arm, in an order drawn at random; what the others do meanwhile goes into `result`, and what the
-    second does afterwards."""
+    """A block of each arm, in an order drawn at random, and whether the baseline came first.
+
+    `result` gets the CPU time of the waiting arms, and that of the second arm after its block.
+    """
     baseline_first, swing, batch = order.random() < 0.5, _swing(order), _first()
     timings: dict[str, Timing] = {}
     for name in ("baseline", "candidate") if baseline_first else ("candidate", "baseline"):
@@ -187,37 +205,43 @@ def _in_turn(
 
 
 def _swing(order: Random) -> float:
-    """By how much a block is longer: no call number is special."""
+    """A random factor of a block's length, so that a program cannot predict the number of a timed call."""
     return order.uniform(0.9, 1.1)
 
 
 def _look(ready: Mapping[str, Ready], order: Random, cold: bool) -> None:
-    """At the candidate; the baseline does as much, before or after it: else whenever the candidate comes first in the
-    next pair it follows itself, and the baseline never does."""
+    """Run a block of the candidate whose end is verified, and one of the baseline.
+
+    Without the baseline's block, the candidate would follow itself wherever it comes first in the next pair.
+    """
     for name in order.sample(("baseline", "candidate"), 2):
         _rest(*(ready[other].arm for other in ready if other != name))
         ready[name].look(order, cold)
 
 
 def look_enough(candidate: Ready, order: Random, cold: bool) -> None:
-    """Look until as many ends of its blocks are kept as may miss a fault rarely enough."""
+    """Run more blocks, until so many ends are kept that a fault is missed rarely enough."""
     for _ in range(len(candidate.arm.call(Arm.timed_ends)), LOOKS):
         candidate.look(order, cold)
 
 
 def _first() -> int:
-    """The batch that a block begins with; the arm knows how many there are."""
+    """The number of a block's first batch, which the arm takes modulo the number of its batches."""
     return _ANY.getrandbits(16)
 
 
 def _on_the_same_batches(
     ready: Mapping[str, Ready], cycle: int, period: int, planned_s: Mapping[str, float]
 ) -> tuple[dict[str, Ready], str]:
-    """Blocks that meet all batches equally often or, where there are more than a block has steps or nobody knows how
-    many, the very same ones in all arms: else the arm whose blocks are the shorter may have met the cheaper ones. And
-    why they do not, where it would take too long and sizes differ: a loader's may, others take turns (`cycle`).
+    """Lengthen blocks so that all arms meet the same mix of batches, and the reason where that would take too long.
 
-    period:  after how many steps they come again; 1: they are all alike; 0: nobody knows
+    A block meets all batches equally often. Where there are more batches than a block has steps, or an unknown number,
+    the blocks of all arms get one length: the arm with the shorter blocks may have met the cheaper batches otherwise.
+    Batches of one size, and sizes that take turns (`cycle`), need no reason.
+
+    Args:
+        period: Steps after which the batches repeat; 1: all are alike; 0: unknown.
+        planned_s: Seconds of a step, by arm.
     """
     longest = max(arm.steps for arm in ready.values())
     if 0 < period <= longest:
@@ -233,7 +257,7 @@ def _on_the_same_batches(
 
 
 def _multiple(steps: int, of: int) -> int:
-    """The next that is not less."""
+    """`steps` rounded up to a multiple."""
     return -(-steps // of) * of
 
 
@@ -242,7 +266,7 @@ def _known(*readings: Reading | None) -> tuple[Reading, ...]:
 
 
 def _rest(*arms: Client[Arm]) -> None:
-    """A block begins when the other arms are at rest."""
+    """Wait until the threads of these arms are at rest."""
     for arm in arms:
         if pid := arm.pid:
             until_at_rest(pid, REST_S)
@@ -250,7 +274,7 @@ def _rest(*arms: Client[Arm]) -> None:
 
 @contextmanager
 def _watched(idle: Mapping[str, Client[Arm]], result: Sample) -> Iterator[None]:
-    """Arms that wait share cores with the one that is timed: what they do there is time taken from it."""
+    """Note the CPU time of waiting arms, as a share of the block and of its cores: they take it from the timed arm."""
     pids = {name: pid for name, arm in idle.items() if (pid := arm.pid)}
     begin, before = now(), {name: _all_worked_s(pid, result) for name, pid in pids.items()}
     yield
@@ -269,8 +293,8 @@ def _all_worked_s(pid: int, result: Sample) -> float:
 def _controls(baseline: Ready, again: Ready, order: Random, read: Read, cycle: int, cold: bool) -> list[Pair]:
     """The baseline beside its own double and, where a block has 20 steps, beside itself with a delay of 5 %.
 
-    The delay is exact: 21 steps for every 20 (21 turns for every 20, where kinds of batch take turns), told as the
-    time of 20. Of cold steps it is not: theirs is the median.
+    The delay is exact: 21 steps (or turns of all kinds of batch) are reported as 20. Cold steps have none, as their
+    time is a median.
     """
     steps, unit = baseline.jittered(_swing(order)), 20 * cycle
     counted = max(unit, steps // unit * unit) if baseline.steps >= unit and not cold else 0
@@ -290,11 +314,11 @@ def _controls(baseline: Ready, again: Ready, order: Random, read: Read, cycle: i
 def _warmed(
     name: str, arm: Client[Arm], settings: MeasurementSettings, order: Random, cycle: int, result: Sample
 ) -> Ready:
-    """How long this arm's blocks are, once it is steady; what warming up tells goes into `result`.
+    """Warm an arm up, and plan the length of its blocks; `result` gets the times of single steps.
 
-    A step that is waited for may take several times as long as one of many: trial blocks tell how many fill one.
-    Batches that were made in the background while nothing was timed are used up first, and those that a block leaves
-    behind must not matter: a queue that refilled unseen makes a loop look far too fast.
+    A single step that is waited for may take several times as long as one of many, so trial blocks set the length.
+    A loader's queue fills while nothing is timed, and would make a loop look far too fast: so the lead-in empties it,
+    and a block is many times as long as the queue.
     """
     steady = arm.call(Arm.warm_up, limit_s=settings.warmup_s)
     result.timer_s[name] = steady.timer_s
@@ -315,6 +339,6 @@ def _warmed(
 
 
 def _compilations(arm: Client[Arm]) -> float:
-    """How often torch.compile has worked so far, and tried out ways of one kernel."""
+    """Number of compilations and of autotuned kernels so far."""
     counters = arm.call(Arm.counters)
     return sum(n for name, n in counters.items() if name in COMPILED or "autotune" in name)

@@ -44,26 +44,35 @@ from optexp.workers.spec import Spec
 if TYPE_CHECKING:
     from optexp.comparison.known_baseline import KnownBaseline
 
-# They change what is run with, not what is run.
+# Keys that change how a comparison runs, and not what it compares.
 NOT_COMPARED = {"replay", "device", "isolation", "verify", "horizon_steps", "timeout_s", "profile", "auto", "patch"}
 
 
 @dataclass
 class Session:
-    """One comparison: its experiment, machine, workers and inputs, and the result that grows."""
+    """One comparison: its experiment, machine, workers and inputs, and the result that grows.
+
+    tried:          memory plans with which memory ran out, in words
+    samples:        that one step processes; 0 until an arm has built the workload
+    plan:           index in `memory_plan.PLANS` of the plan that fits, as far as is known
+    calibration:    the device's ceilings; None until an arm has measured them
+    patch:          of the user's file; None until the arms are set up
+    work:           of the bare program's step; None until its arm has found it
+    known_baseline: verified by an earlier comparison of the same job; None where there is none
+    """
 
     experiment: Experiment
     device: str
     output: Path
     watch: Stopwatch
     progress: Progress
-    tried: list[str] = field(default_factory=list)  # plans with which memory ran out
-    samples: int = 0  # that one step processes, as soon as an arm has built the workload
-    plan: int = 0  # index in `memory_plan.PLANS`: what fits, as far as is known
-    calibration: Calibration | None = None  # of the device, as soon as an arm has measured it
-    patch: Patch | None = None  # of the user's file, as soon as the arms are set up
-    work: StepWork | None = None  # of the plain program's step, as soon as its arm has found it
-    known_baseline: KnownBaseline | None = None  # that an earlier comparison of the same job verified
+    tried: list[str] = field(default_factory=list)
+    samples: int = 0
+    plan: int = 0
+    calibration: Calibration | None = None
+    patch: Patch | None = None
+    work: StepWork | None = None
+    known_baseline: KnownBaseline | None = None
 
     def __post_init__(self) -> None:
         e = self.experiment
@@ -92,7 +101,7 @@ class Session:
             e.notes.append(f"measurement.l2={self.settings.l2}: only a single operation on a GPU is measured that way")
             self.settings = replace(self.settings, l2="warm")
         timed = e.verify != "only" and e.mode != "profile" and not self.settings.trials
-        if timed and not self.isolated:  # arms made anew have this process's luck in common
+        if timed and not self.isolated:  # one process holds all arms, so there is no spread between processes
             try:
                 self.settings = replace(self.settings, processes_min=1, processes_max=1)
             except ValueError as reason:
@@ -112,7 +121,7 @@ class Session:
         return e.resolved | sizes | {"device": self.device}
 
     def choose(self, stack: Sequence[Strategy]) -> None:
-        """Make `stack` the candidate, for a mode that finds it out."""
+        """Make `stack` the candidate, for a mode that searches for it."""
         e = self.experiment
         self.experiment = replace(comparing(e, stack, e.baseline, mode=e.mode), notes=e.notes)
         self.stack = Composed(stack)
@@ -136,7 +145,7 @@ class Session:
 
     @contextmanager
     def working(self, phase: str, text: str) -> Iterator[None]:
-        """Count the time and tell the user."""
+        """Count the block's time as a phase, and show the phase to the user."""
         self.progress.phase(phase, text)
         with self.watch.phase(phase):
             yield
@@ -156,7 +165,7 @@ class Session:
             device=self.pool.arm_device,
             dtype=e.dtype,
             seed=e.seed + seed_offset,
-            # What arms met that were verified is nothing that others are timed on.
+            # Verified arms and timed arms meet different batches.
             draws=self.draws.seed("examined" if generic else "batches", seed_offset),
             contract=judges,
             cores=tuple(self.machine.cores),
@@ -167,7 +176,11 @@ class Session:
         )
 
     def learn(self, bare: SetUp, setups: Iterable[SetUp], judge: WorkloadInfo | None = None) -> None:
-        """Properties of the workload, from the arms that built it; `NoReference` where they built different models."""
+        """Take the workload's properties from the arms that built it.
+
+        Raises:
+            NoReference: The arms built different models.
+        """
         self.samples, built = bare.workload.samples, bare.workload.built
         self.plan = max([self.plan, *(setup.plan for setup in setups)])
         if self.plan:
@@ -182,7 +195,7 @@ class Session:
                 )
 
     def calibrated(self, calibration: Calibration) -> None:
-        """The device's ceilings are known."""
+        """Set the device's ceilings."""
         self.calibration = self.result.profile.calibration = calibration
 
     @property
@@ -191,7 +204,7 @@ class Session:
         return PLANS[self.plan].in_turns
 
     def on_memory(self, batch_bytes: float) -> list[str]:
-        """What is done, and not done, so that everything fits; for people, and not said before."""
+        """Notes on the memory plan and its costs, without those that the result has already."""
         plan, said = PLANS[self.plan], self.result.notes
         notes = [f"memory: a batch has {batch_bytes / 2**30:.3g} GiB: {plan.describe()}"]
         if plan.batches == 1:
@@ -202,11 +215,13 @@ class Session:
         return [note for note in notes if note not in said]
 
     def forecast(self, arm: Client[Arm], told: SetUp, setup_s: float, verified: int) -> None:
-        """Say early that it takes minutes, and what would take less.
+        """Note early how long a comparison of several minutes takes, and which preset takes less.
 
-        arm:      the baseline's;  told: by it when it was set up, beside others
-        setup_s:  of the slower arm
-        verified: steps that each set of inputs is checked on
+        Args:
+            arm: The baseline's.
+            told: Its answer when it was set up beside other arms.
+            setup_s: Of the slower arm.
+            verified: Number of steps that are checked on each set of inputs.
         """
         workload, trains = self.workload, self.workload.mode != "forward"
         families = len(workload.families) - 1
@@ -223,7 +238,7 @@ class Session:
             self.progress.update(text, remaining_s=total_s(steps, self.settings, measured))
 
     def retry_with_less_memory(self, failure: Failure) -> bool:
-        """After memory ran out, choose the next plan, which needs less; False where there is none to try."""
+        """Choose the next plan, which needs less memory, after memory ran out; False where there is none."""
         following = thriftier(self.plan)
         if failure.type != "OutOfMemoryError" or following is None:
             return False
@@ -240,8 +255,11 @@ class Session:
         return self.pool.set_up(specs, judge, first, self.in_turns)
 
     def check_identities(self, arms: Mapping[str, Client[Arm]]) -> None:
-        """Each arm says which it is, and what it was built of; `Distrusted` where one stands in another's place, or
-        runs another version's code."""
+        """Compare each arm's own name and stack with those that the session gave it.
+
+        Raises:
+            Distrusted: An arm stands in another's place, or runs another version's code.
+        """
         stacks: dict[str, Sequence[Strategy]] = {
             "bare": (),
             "baseline": self.baseline,
@@ -256,7 +274,11 @@ class Session:
             self.pool.check_home(name, arm)
 
     def refuse_edits(self) -> None:
-        """`Distrusted` where a file that decides the verdict is another one than when the comparison began."""
+        """Check the files that decide a verdict.
+
+        Raises:
+            Distrusted: One was edited since the comparison began.
+        """
         if edits := self.files.edits():
             raise Distrusted(edits)
 
@@ -266,12 +288,12 @@ class Session:
         return self.settings.cold_caches and self.isolated
 
     def _empty_caches(self) -> dict[str, str]:
-        """Environment variables of compile caches in this comparison's own folder."""
+        """Environment variables that put compile caches into this comparison's own folder; none with warm caches."""
         names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR") if self.cold_caches else ()
         return {name: str(Path(self.machine.folders[-1]) / name.lower()) for name in names}
 
     def close(self) -> None:
-        """End every process of this comparison, and leave nothing behind."""
+        """End every process of this comparison, and release its cores and folders."""
         self.pool.close()
         if not self.isolated:
             self.machine.restore_process()

@@ -1,4 +1,4 @@
-"""Which differences between processes a comparison has to expect, and which it leaves for the next one."""
+"""The spread between processes: read for a comparison of one process, learnt from comparisons of several."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ HOST_BOUND = 0.9  # busy share of a step, below which the GPU waits for the host
 
 
 def busy_shares(result: Result, samples: Sequence[Sample]) -> Mapping[str, float]:
-    """By arm, the share of a timed step in which the card works: traced steps are longer, as tracing takes time of the
-    host. Arms without a profile, and steps with emptied caches, are left out."""
+    """The share of a timed step in which the GPU works, by arm.
+
+    Its busy time is traced and the step's time is not, as tracing lengthens steps. Arms without a profile, and steps
+    with an emptied cache, are left out.
+    """
     found = {}
     for name in ("baseline", "candidate"):
         summary: ArmSummary = getattr(result, name)
@@ -29,7 +32,7 @@ def busy_shares(result: Result, samples: Sequence[Sample]) -> Mapping[str, float
 
 
 def expected(session: Session, samples: Sequence[Sample]) -> ProcessSpread | None:
-    """Differences between processes that the only one does not show; None where there are several."""
+    """The spread to expect between processes, for a comparison of one; None for several."""
     if len(samples) != 1 or not samples[0].kept:
         return None
     known = process_spread.remembered(process_spread.file_of(_device(session)))
@@ -37,7 +40,7 @@ def expected(session: Session, samples: Sequence[Sample]) -> ProcessSpread | Non
 
 
 def learn(session: Session, samples: Sequence[Sample]) -> None:
-    """Leave the spread of this comparison's processes for comparisons of one, where nothing disturbed it."""
+    """Remember the spread of this comparison's processes, unless a watchdog found it disturbed."""
     measurement = session.result.measurement
     if measurement is None or any(watch.refuses or watch.undecides for watch in measurement.watchdogs):
         return
@@ -55,7 +58,7 @@ def _kind(session: Session, samples: Sequence[Sample]) -> StepKind:
 
 
 def _step_us(samples: Sequence[Sample]) -> float:
-    """The baseline's, in µs."""
+    """The baseline's median step, in µs."""
     return 1e6 * median(pair.baseline.wall_s for sample in samples for pair in sample.kept)
 
 

@@ -10,6 +10,7 @@ from optexp.comparison.session import Session
 from optexp.measurement import placement, samples_file
 from optexp.measurement.clock import Timing
 from optexp.measurement.samples import MAIN, SAME, TEXTBOOK, Pair, Sample
+from optexp.records import filenames
 from optexp.records.folder import tolerating
 from optexp.records.measurement import Measurement, Textbook
 from optexp.support.units import ratio
@@ -45,7 +46,7 @@ def measure(session: Session, facts: Facts) -> None:
             for arm in arms.values():
                 arm.close()
     with tolerating(result.notes):
-        samples_file.write(samples, session.output / samples_file.FILE)
+        samples_file.write(samples, session.output / filenames.SAMPLES)
     for place, name in enumerate(("baseline", "candidate")):
         summary, step_s = getattr(result, name), median(pair[place] for pair in compared)
         summary.step_us, summary.throughput = step_s * 1e6, session.samples / step_s

@@ -1,6 +1,6 @@
-"""Comparisons of a job that makes several: each in a folder and an MLflow run of its own, below the job's.
+"""Trials: the comparisons of one job, each with a folder and an MLflow run of its own below the job's.
 
-The launcher and what it has imported serve all of them; their processes are new.
+One launcher forks the processes of all trials.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from optexp.comparison.known_baseline import KnownBaseline
 from optexp.comparison.session import Session
 from optexp.config.experiment import comparing
 from optexp.measurement.settings import MeasurementSettings
+from optexp.records import filenames
 from optexp.records.trials import Figures, Gain, Trial
 from optexp.reporting.terminal import Progress
 from optexp.result import ArmSummary, Result, Speedup
 from optexp.schema import plain
 from optexp.strategy import Composed, Strategy
 
-FOLDER = "trials"
 DECIDED_HERE = ("mode", "strategy", "baseline", "auto", "measurement", "replay")  # keys that a trial sets itself
 
 
@@ -47,7 +47,7 @@ class Trials:
         """Verify and measure `stack` against another.
 
         Args:
-            details: The record has what only a report shows.
+            details: Profile modules, lines and stacks, too, which only the report shows.
             known_baseline: Of `against`, where an earlier comparison of the job verified it.
             most_s: Longest answer of a process, where that is less than `timeout_s`.
         """
@@ -60,7 +60,7 @@ class Trials:
             experiment.profile = replace(experiment.profile, details=False)
         if experiment.replay is not None:
             experiment.replay = f"{experiment.replay}/{number}"  # other inputs, the same in every replay
-        folder = session.output / FOLDER / str(number)
+        folder = session.output / filenames.TRIALS / str(number)
         candidate = Composed(stack)
         write_overrides(session.output, folder, candidate, Composed(against), measurement.preset)
         progress = Within(session.progress, f"trial {number}", "+".join(candidate.labels) or "baseline")
@@ -68,11 +68,11 @@ class Trials:
         with session.working("trials", f"{number}: {progress.stack}"):
             result = runner.run_beside(session, experiment, folder, progress, known_baseline)
         seconds = round(time.monotonic() - begin, 1)
-        return replace(of_result(result, number), folder=f"{FOLDER}/{number}", seconds=seconds), result
+        return replace(of_result(result, number), folder=f"{filenames.TRIALS}/{number}", seconds=seconds), result
 
 
 def of_result(result: Result, number: int) -> Trial:
-    """A record in a few figures."""
+    """The trial of a record."""
     against = result.config.get("baseline") or "baseline"
     return Trial(
         number,
@@ -89,20 +89,20 @@ def of_result(result: Result, number: int) -> Trial:
 
 
 def gain(speedup: Speedup | None) -> Gain | None:
-    """A speedup as a trial has it."""
+    """A trial's gain, whose infinite upper end is None."""
     if speedup is None:
         return None
     return Gain(speedup.estimate, speedup.low, speedup.high if speedup.high < float("inf") else None)
 
 
 def figures(arm: ArmSummary) -> Figures:
-    """An arm as a trial has it."""
+    """A trial's figures of an arm."""
     return Figures(arm.step_us, arm.peak_mib, arm.energy_j, arm.setup_s)
 
 
 def write_overrides(job: Path, folder: Path, stack: Composed, baseline: Composed, preset: str) -> None:
-    """What to type for this trial alone, where Hydra wrote down what was typed for the job."""
-    typed = job / ".hydra" / "overrides.yaml"
+    """Write the overrides of this trial alone, where Hydra wrote those of the job."""
+    typed = job / filenames.HYDRA_OVERRIDES
     if not typed.is_file():
         return
     rest = [text for text in map(str, plain(OmegaConf.load(typed))) if not _decided_here(text)]
@@ -110,8 +110,9 @@ def write_overrides(job: Path, folder: Path, stack: Composed, baseline: Composed
     against = ",".join(f"{{{s.name}:{{{','.join(_pairs(s, ':'))}}}}}" for s in baseline)
     options = [f"strategy.{s.name}.{pair}" for s in stack for pair in _pairs(s, "=")]
     overrides = [*rest, f"strategy=[{names}]", *options, f"baseline=[{against}]", f"measurement={preset}"]
-    (folder / ".hydra").mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(OmegaConf.create(overrides), folder / ".hydra" / "overrides.yaml")
+    typed = folder / filenames.HYDRA_OVERRIDES
+    typed.parent.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(OmegaConf.create(overrides), typed)
 
 
 def _decided_here(text: str) -> bool:
@@ -139,4 +140,4 @@ class Within(Progress):
         self.job.update(text, done, total)
 
     def stop(self) -> None:
-        """The line stays: the job's own."""
+        """Do nothing: the line is the job's."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from optexp.api import compose
 from optexp.comparison.adjudicate import Decision, Facts, adjudicate, measured, refused
 from optexp.comparison.conclusion import conclude
-from optexp.comparison.measure import judge_controls, refuse_company, rounds, timing
+from optexp.comparison.measure import measure, refuse_company
 from optexp.comparison.modes import compare
 from optexp.comparison.runner import problem, settle
 from optexp.comparison.session import Session
@@ -100,10 +100,5 @@ def _verified(session: Session, facts: Facts) -> Decision | None:
 def _timed(session: Session, facts: Facts) -> Decision | None:
     """Without a look at results: the rules of a measurement alone decide."""
     refuse_company(session)
-    with timing(session, fresh=True) as timed:
-        rounds(session, timed)
-        timed.close_arms()
-        judge_controls(session, timed)
-    session.refuse_edits()
-    conclude(session, facts, timed)
+    conclude(session, facts, measure(session))
     return refused(facts) or measured(facts)

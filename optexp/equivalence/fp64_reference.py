@@ -125,22 +125,30 @@ class Fp64Reference:
             self.results = Fp64Results()
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """A context whose steps leave no trace: neither results nor, where there is an optimizer, another state.
-
-        A comparison that is under way reads the state of the optimizer's step tensor by tensor.
-        """
+    def unremembered(self) -> Iterator[None]:
+        """A context whose steps leave no results; they do leave the program in another state."""
         self.results.forget_large()
         kept, self.results = self.results, Fp64Results()
-        state = (
-            {name: tensor.clone() for name, tensor in self.program.state().items()} if self.program.optimizer else {}
-        )
         try:
             yield
         finally:
             self.results = kept
-            if state:
-                self.program.put(state)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """A context whose steps leave neither results nor, where there is an optimizer, another state.
+
+        A comparison that is under way needs it: it reads the state after the optimizer's step tensor by tensor. It
+        copies the state.
+        """
+        with self.unremembered():
+            program = self.program
+            state = {name: tensor.clone() for name, tensor in program.state().items()} if program.optimizer else {}
+            try:
+                yield
+            finally:
+                if state:
+                    program.put(state)
 
     # --- steps --------------------------------------------------------------------------------------------------
 

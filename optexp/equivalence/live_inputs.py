@@ -24,7 +24,7 @@ def dead_inputs(fp64: Fp64Reference) -> list[str]:
     for index, (names, other) in enumerate(zip(groups, others, strict=True), start=1):
         lives.update(dict.fromkeys(names, _differs(start, fp64.step(index, fp64.initial))))
         for name in names if fits and len(names) > 1 else ():
-            with fp64.aside():
+            with fp64.unremembered():
                 swapped = fp64.step_on(input_families.swapped(first, other, [name]), 0, dict(fp64.initial))
             lives[name] = _differs(start, swapped)
             del swapped

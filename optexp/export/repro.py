@@ -22,6 +22,7 @@ from optexp.errors import NotCovered
 from optexp.export.inlining import Inliner, bound_by, flat_class, literal, uses
 from optexp.program import STEPS, Batch, Program, ResidentFeed, pullback, tensors_of
 from optexp.program.feeds import HostFeed, LoaderFeed
+from optexp.records import filenames
 from optexp.strategy import Notes, Strategy, compose, environment, label
 
 if TYPE_CHECKING:
@@ -120,10 +121,10 @@ class Script:
         title = f"{self.workload.name} · {label(self.stack)}"
         try:
             source = self.workload.listing(self.program, self.batch, self.inliner)
-            return {"repro.py": self.text(title, source).encode(), **source.files}
+            return {filenames.REPRO: self.text(title, source).encode(), **source.files}
         except NotCovered as reason:
             sentence = f"{title} cannot be written as a file that runs without optexp: {reason}."
-            return {"repro.py": f'"""{sentence}"""\n\nraise SystemExit({sentence!r})\n'.encode()}
+            return {filenames.REPRO: f'"""{sentence}"""\n\nraise SystemExit({sentence!r})\n'.encode()}
 
     def text(self, title: str, source: Source) -> str:
         for line in ("import sys", "import time", "import torch", "from torch import nn"):

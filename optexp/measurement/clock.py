@@ -1,5 +1,8 @@
-"""The only clock. Its functions are bound when this module is imported, before any strategy's code is, so that
-a strategy that patches `perf_counter` or `synchronize` does not change what is read here."""
+"""The only clock.
+
+Its functions are bound when this module is imported, before any strategy's code: a strategy that patches `perf_counter`
+or `synchronize` does not change the times read here.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,10 @@ _Event = torch.cuda.Event
 _record, _elapsed_ms = torch.cuda.Event.record, torch.cuda.Event.elapsed_time
 _rest: Callable[[int], None] = getattr(torch._C, "_cuda_sleep", lambda cycles: None)  # below torch.cuda._sleep
 
-CYCLES = 2e9  # of an SM in a second, at most
+CYCLES = 2e9  # most cycles of an SM in a second
 MOST_REST_S = 1e-3
 _TICKS = os.sysconf("SC_CLK_TCK")
-SINGLES, SINGLES_S = 100, 0.3  # steps: five beyond the 95th percentile, and of five processes beyond the 99th
+SINGLES, SINGLES_S = 100, 0.3  # single steps: five lie beyond the 95th percentile; of five processes, beyond the 99th
 
 _HANDS: list[tuple[Any, str]] = [
     *((time, name) for name in ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns")),
@@ -43,14 +46,16 @@ _HANDS: list[tuple[Any, str]] = [
 
 @dataclass(frozen=True)
 class Timing:
-    """One block: steps run, host wall seconds a step, device seconds a step (between events; None on a CPU).
+    """One block.
 
-    start_s:  when it began, by `now`, which all processes of a machine share
-    cold:     caches were emptied before every step, so that only the device's time is the step's own
-    skipped:  a loss scale fell, so that a step was left out
-    aside_s:  how much longer than its steps the block kept its caller waiting, by the caller's own clock
-    queued:   share of its time for which the arm had to do without a core (see `share_taken`); None where nobody tells
-    helped_s: CPU seconds a step of the processes that the arm has started
+    wall_s:   host seconds per step
+    device_s: device seconds per step, between events; None on a CPU
+    start_s:  of the block, by `now`, which all processes of a machine share
+    cold:     the L2 cache was emptied before every step, so that only the device's time is the step's own
+    skipped:  a GradScaler left a step out
+    aside_s:  seconds beyond the block's steps for which the caller waited, by the caller's clock
+    queued:   share of its time for which the arm had no core (`share_taken`); None where the system does not tell
+    helped_s: CPU seconds per step of processes that the arm has started
     """
 
     steps: int
@@ -65,11 +70,11 @@ class Timing:
 
     @property
     def step_s(self) -> float:
-        """What arms are compared by."""
+        """Seconds per step by which arms are compared: the device's of cold blocks, else the wall time."""
         return self.device_s if self.cold and self.device_s is not None else self.wall_s
 
     def told_as(self, steps: int) -> Timing:
-        """The same block as if it had been fewer steps: each seems delayed."""
+        """The same block reported as fewer steps, each of which then seems delayed."""
         more = self.steps / steps
         return replace(self, steps=steps, wall_s=self.wall_s * more, device_s=self.device_s and self.device_s * more)
 
@@ -90,14 +95,13 @@ def worked_s(pid: int) -> float:
 
 
 def helped_s(pid: int) -> float:
-    """CPU seconds that all processes which descend from another one have used so far, those included that ended and
-    were waited for."""
+    """CPU seconds of all descendants of a process so far, those that ended and were waited for included."""
     below = descendants(pid)
     return sum(map(worked_s, below)) + sum(map(_waited_for_s, (pid, *below)))
 
 
 def _waited_for_s(pid: int) -> float:
-    """CPU seconds of children that ended, in ticks."""
+    """CPU seconds of children that ended and were waited for."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -106,7 +110,7 @@ def _waited_for_s(pid: int) -> float:
 
 
 def account(pid: int) -> tuple[float, float] | None:
-    """Seconds that threads of another process have run, and were ready to and had no core, so far, summed over them.
+    """Seconds that a process's threads have run so far, and seconds that they were ready and had no core, as sums.
 
     None where the system does not tell (https://docs.kernel.org/scheduler/sched-stats.html) or the process has ended.
     """
@@ -119,31 +123,32 @@ def account(pid: int) -> tuple[float, float] | None:
 
 
 def taken_by_others(before: tuple[float, float], after: tuple[float, float], core_s: float) -> float:
-    """Seconds, at most, that a process had to do without a core, between two accounts of it.
+    """An upper bound of the seconds that a process had no core, between two of its accounts.
 
-    Its threads wait for each other, too: the one that calls backward, for autograd's. What one runs is not lost.
+    Its threads also wait for each other's cores, as the caller of backward for autograd's thread: seconds that one of
+    them ran are not lost.
 
-    core_s: how much they could have run meanwhile
+    core_s: seconds between the accounts times the number of its cores
     """
     ran, queued = (late - early for late, early in zip(after, before, strict=True))
     return max(0.0, min(queued, core_s - ran))
 
 
 def share_taken(before: tuple[float, float], after: tuple[float, float], seconds: float, cores: int) -> float:
-    """The same as a share, 0 to 1: of the time or, where several threads ran at once, of all that they asked for.
+    """The same as a share from 0 to 1: of the time or, where several threads ran at once, of the time they asked for.
 
-    So one thread that has to wait weighs the same on two cores as on sixty, and one that mostly sleeps asks for little.
+    One waiting thread so weighs the same on two cores as on sixty, and a thread that mostly sleeps weighs little.
     """
     taken = taken_by_others(before, after, seconds * cores)
-    ran = max(0.0, after[0] - before[0])  # less than nothing where a thread ended, and its account with it
+    ran = max(0.0, after[0] - before[0])  # negative where a thread ended, and its account with it
     return taken / max(seconds, ran + taken)
 
 
 def until_at_rest(pid: int, within_s: float) -> None:
-    """Wait until no thread of another process runs, or for so long.
+    """Wait until no thread of another process runs, at most `within_s`.
 
-    Those of OpenMP look out for more work for some milliseconds after the last, on a core that somebody may want: what
-    another arm does just then takes longer, up to a third of a block of 20 ms.
+    OpenMP's threads spin for some milliseconds after their last work; on a shared core they can lengthen another arm's
+    block of 20 ms by a third.
     """
     end = now() + within_s
     while _runs(pid) and now() < end:
@@ -151,7 +156,7 @@ def until_at_rest(pid: int, within_s: float) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Of a process that is gone, or where nobody tells, none does."""
+    """Whether a thread of a process runs; False where the process is gone or the system does not tell."""
     try:
         stats = [task.joinpath("stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
@@ -160,7 +165,7 @@ def _runs(pid: int) -> bool:
 
 
 def tampered() -> list[str]:
-    """Functions that tell or await time and are no longer what they were when this module was imported."""
+    """Names of timing functions that were replaced since this module was imported."""
     return [
         f"{getattr(owner, '__name__', owner)}.{name}"
         for (owner, name), original in zip(_HANDS, _ORIGINAL, strict=True)
@@ -170,7 +175,7 @@ def tampered() -> list[str]:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Garbage is collected before or after."""
+    """Defer garbage collection."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -213,8 +218,10 @@ def time_block(
 
 
 def device_step_s(run: Callable[[], object], steps: int, device: torch.device) -> float:
-    """Device seconds of a step, of some right behind one that is not timed: while that runs, the host asks for them,
-    and what it takes to ask is in none. On a CPU the wall time of a block."""
+    """Device seconds per step without the host's share; on a CPU, the wall time.
+
+    An untimed step runs first, and the host launches the timed ones while it runs.
+    """
     if device.type != "cuda":
         return time_block(run, steps, device).wall_s
     first, last = _Event(enable_timing=True), _Event(enable_timing=True)
@@ -237,9 +244,9 @@ def time_cold_block(
     keep: Callable[[Any], object] | None = None,
     last: Callable[[], object] | None = None,
 ) -> Timing:
-    """Like `time_block`, with `flush` before every step; it stays outside of the events, whose median counts.
+    """Like `time_block`, with `flush` before every step, outside of the events; the median of the steps counts.
 
-    The device rests before each flush for as long as the host needs to ask for a step, so that it never waits for the
+    Before each flush the device sleeps for as long as the host needs to launch a step, so that it never waits for the
     host between a step's kernels.
     """
     events = [(_Event(enable_timing=True), _Event(enable_timing=True)) for _ in range(steps)]
@@ -255,7 +262,7 @@ def time_cold_block(
             _record(first)
             result = step()
             _record(end)
-            if not index:  # later ones may have to wait for room in the queue
+            if not index:  # later launches may wait for room in the queue
                 rest_s = min(now() - asked, MOST_REST_S)
         synchronize(device)
         wall = now() - start
@@ -265,16 +272,18 @@ def time_cold_block(
 
 
 def empty_timer_s(device: torch.device) -> float:
-    """What timing nothing costs: the resolution that a block must dwarf."""
+    """Seconds that the timing of an empty step takes: the resolution, which a block must dwarf."""
     return median(time_block(lambda: None, 1, device).wall_s for _ in range(20))
 
 
 def warm_up(run: Callable[[], object], device: torch.device, limit_s: float) -> list[float]:
     """Run until the medians of two successive windows differ by at most 2 %, or `limit_s` has passed.
 
-    A window is 20 steps and at least 0.25 s; a step so long that 20 do not fit counts as its own window.
-    Returns seconds of each steady step, one at a time: of the windows that agree or, where none did, of the last two.
-    The very first is steady in neither case, unless there is no other. Some more are timed where those are few.
+    A window is 20 steps and at least 0.25 s; a step so long that 20 do not fit is a window of its own.
+
+    Returns:
+        Seconds of single steps: of the two windows that agree, else of the last two; the first window only where it is
+        the only one. Where these are few, more steps are timed.
     """
     begin = now()
 

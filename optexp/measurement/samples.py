@@ -1,4 +1,4 @@
-"""Timed blocks as data: pairs of one process of each arm, and what was seen beside them. No clock, no process."""
+"""Timed blocks as data: pairs of blocks, and the observations beside them. No clock, no process."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from optexp.measurement.clock import Timing
 from optexp.measurement.gpu import Reading, between, slowing
 from optexp.measurement.load import Load
 
-MAIN, SAME, DELAYED, COLD = "main", "same", "delayed", "cold"  # what the second arm of a pair is
-RETRIED, UNBOUND, TEXTBOOK = "retried", "unbound", "textbook"  # why a process was measured beside those that count
-LOOK_EVERY = 2  # pairs: a block of the candidate that is not counted, and may end anywhere
-CONTROL_EVERY = 3  # pairs: enough of them to judge, and a third of the cost
+MAIN, SAME, DELAYED, COLD = "main", "same", "delayed", "cold"  # kinds of pairs; SAME, DELAYED: the controls
+RETRIED, UNBOUND, TEXTBOOK = "retried", "unbound", "textbook"  # aims of processes on which no verdict rests
+LOOK_EVERY = 2  # pairs from one block whose end is verified to the next; such blocks are not counted
+CONTROL_EVERY = 3  # pairs from one control to the next: enough to judge, at a third of the cost
 
 
 class Late(NamedTuple):
-    """Seconds of all cores together: how long an arm worked once it had said that it was done with a block, and how
-    long it could have worked in that block. Its clock sees none of the former."""
+    """CPU seconds of an arm after its block, which its clock does not see, beside those that the block had room for.
+
+    worked_s: of all cores, after the arm reported the end of the block
+    block_s:  wall time of the block times the number of cores
+    """
 
     worked_s: float
     block_s: float
@@ -27,7 +30,7 @@ class Late(NamedTuple):
 
 @dataclass(frozen=True)
 class Pair:
-    """A block of each arm, one directly after the other, and what the card said before and after them."""
+    """A block of each arm, one directly after the other, and the GPU's readings before and after them."""
 
     baseline: Timing
     candidate: Timing
@@ -49,39 +52,52 @@ class Pair:
 
     @property
     def skipped(self) -> bool:
-        """Whether a step of it was left out, because gradients overflowed: nor does that one."""
+        """Whether a GradScaler left a step out, because gradients overflowed."""
         return self.baseline.skipped or self.candidate.skipped
 
     @property
     def slowed(self) -> tuple[str, ...]:
-        """Why the card ran slower than it can: such a pair does not count."""
+        """The reasons why the GPU ran below its clock; such a pair does not count."""
         return slowing(between(self.readings))
 
 
 @dataclass
 class Sample:
-    """What one process of each arm gave.
+    """One process of each arm. Mappings are by arm.
 
-    aim:  why it was measured, where no verdict rests on it: RETRIED, UNBOUND or TEXTBOOK
+    pairs:       of all kinds
+    recompiled:  torch.compile compiled while blocks were timed
+    alone:       seconds of single steps, each waited for
+    alone_later: the same, timed again after all blocks
+    planned_s:   seconds of a step, by which the length of blocks was planned
+    timer_s:     seconds that the timing of an empty step takes
+    constant:    inputs that hold one value
+    foreign:     other processes on the GPU
+    queue:       batches that an arm makes in the background, where CPU time beside its steps is honest
+    uneven:      why both arms met different batches of different sizes; empty where they did not
+    floor_s:     physical lower bound of a step; 0 where it is unknown
+    busy_s:      seconds of a step in which the GPU works, by the trace
+    idle:        shares of its cores that the arm kept busy while the other was timed
+    late:        CPU time after the blocks that ended a pair
+    load:        energy and utilisation, where they were measured
+    aim:         RETRIED, UNBOUND or TEXTBOOK where no verdict rests on this process; else empty
     """
 
-    pairs: list[Pair] = field(default_factory=list)  # of all kinds
+    pairs: list[Pair] = field(default_factory=list)
     recompiled: bool = False
-    alone: dict[str, list[float]] = field(default_factory=dict)  # by arm: seconds of steps that ran one at a time
-    alone_later: dict[str, list[list[float]]] = field(
-        default_factory=dict
-    )  # the same, looked at again after all blocks
-    planned_s: dict[str, float] = field(default_factory=dict)  # by arm: seconds a step, by which blocks were planned
-    timer_s: dict[str, float] = field(default_factory=dict)  # by arm: what timing nothing costs each of them
-    constant: tuple[str, ...] = ()  # inputs that hold one value over and over
-    foreign: tuple[str, ...] = ()  # processes of others on the card
-    queue: int = 0  # batches that an arm makes in the background, where work aside is honest
-    uneven: str = ""  # why blocks of both arms are not of the same batches, where these are not of one size
-    floor_s: float = 0.0  # what no program can beat, where that is known
-    busy_s: dict[str, float] = field(default_factory=dict)  # by arm: seconds of a step in which the card works (traced)
-    idle: dict[str, list[float]] = field(default_factory=dict)  # by arm: share of its cores it kept busy, not its turn
-    late: dict[str, list[Late]] = field(default_factory=dict)  # by arm: what it did after blocks of pairs that it ended
-    load: dict[str, Load] = field(default_factory=dict)  # by arm, where it was looked at
+    alone: dict[str, list[float]] = field(default_factory=dict)
+    alone_later: dict[str, list[list[float]]] = field(default_factory=dict)
+    planned_s: dict[str, float] = field(default_factory=dict)
+    timer_s: dict[str, float] = field(default_factory=dict)
+    constant: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+    queue: int = 0
+    uneven: str = ""
+    floor_s: float = 0.0
+    busy_s: dict[str, float] = field(default_factory=dict)
+    idle: dict[str, list[float]] = field(default_factory=dict)
+    late: dict[str, list[Late]] = field(default_factory=dict)
+    load: dict[str, Load] = field(default_factory=dict)
     aim: str = ""
 
     def of(self, kind: str) -> list[Pair]:
@@ -89,23 +105,23 @@ class Sample:
 
     @property
     def kept(self) -> list[Pair]:
-        """The pairs that count; where none would be left, all of them: a watchdog then refuses the measurement."""
+        """The pairs that count; all pairs where none counts, as a watchdog then refuses the measurement."""
         main = self.of(MAIN)
         return [pair for pair in main if pair.counts] or main
 
     @property
     def dropped(self) -> list[Pair]:
-        """The others."""
+        """The pairs that do not count; none where `kept` has them."""
         main = self.of(MAIN)
         return [pair for pair in main if not pair.counts] if any(pair.counts for pair in main) else []
 
     def single_s(self, arm: str) -> float:
-        """Seconds of a typical step that ran alone: the largest over all looks, since blocks between a quiet and a busy
-        moment are as slow as the busy one."""
+        """Seconds of a typical single step: the largest median of all looks, as blocks between a quiet look and a busy
+        one may have been as slow as the busy one."""
         looks = [self.alone[arm], *self.alone_later.get(arm, ())]
         return max(float(median(look)) for look in looks)
 
     @property
     def log_ratio(self) -> float:
-        """The statistic of a process."""
+        """The statistic of a process: the median over its pairs."""
         return median(pair.log_ratio for pair in self.kept)

@@ -10,7 +10,6 @@ from optexp.measurement.clock import Timing
 from optexp.measurement.gpu import between
 from optexp.measurement.samples import MAIN, Pair, Sample
 
-FILE = "samples.parquet"
 GPU = ("sm_mhz", "memory_mhz", "power_w", "temperature_c", "energy_j")  # of the reading after a pair
 
 

@@ -13,12 +13,12 @@ from scipy.special import bdtr, ndtri, stdtr, stdtrit
 from optexp.records.measurement import ProcessSpread
 from optexp.records.verdict import Verdict
 
-FARTHEST = 700.0  # of a log-ratio: a float holds no larger ratio
+FARTHEST = 700.0  # largest log-ratio whose ratio a float holds
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate of a log-ratio and the interval that holds it."""
+    """A log-ratio's estimate and confidence interval."""
 
     estimate: float
     low: float
@@ -34,7 +34,7 @@ class Interval:
 
 
 def over_processes(log_ratios: Sequence[float], confidence: float) -> Interval:
-    """Student's t-interval of the mean over processes: luck of a process is part of the spread."""
+    """Student's t-interval of the mean over processes, whose spread includes the luck of a process."""
     mean = fmean(log_ratios)
     if len(log_ratios) < 2:
         return Interval(mean, float("-inf"), float("inf"))
@@ -44,9 +44,9 @@ def over_processes(log_ratios: Sequence[float], confidence: float) -> Interval:
 
 
 def over_blocks(log_ratios: Sequence[float], confidence: float) -> Interval:
-    """The median of one process's pairs between two order statistics (the sign test's interval).
+    """The median of one process's pairs, between two order statistics (the sign test's interval).
 
-    It says nothing about the luck of a process (see `over_one_process`).
+    The luck of the process is no part of it (see `over_one_process`).
     """
     ordered, n, k = sorted(log_ratios), len(log_ratios), 0
     while bdtr(k, n, 0.5) <= (1 - confidence) / 2:  # P(at most k of n lie below the median)
@@ -57,7 +57,7 @@ def over_blocks(log_ratios: Sequence[float], confidence: float) -> Interval:
 
 
 def over_one_process(log_ratios: Sequence[float], confidence: float, spread: ProcessSpread) -> Interval:
-    """The interval over one process's blocks, wide enough for the luck of a process, which is not seen but known."""
+    """The interval over one process's blocks, widened by the spread between processes that earlier comparisons had."""
     blocks = over_blocks(log_ratios, confidence)
     t = float(stdtrit(spread.freedom, (1 + confidence) / 2))
     below, above = (
@@ -68,9 +68,10 @@ def over_one_process(log_ratios: Sequence[float], confidence: float, spread: Pro
 
 
 def interval(processes: Sequence[Sequence[float]], confidence: float, spread: ProcessSpread | None = None) -> Interval:
-    """Of log-ratios by process: over the processes' medians, or over the blocks of the only one.
+    """The interval over the processes' medians; of one process, over its blocks.
 
-    spread: expected between processes, where there is one
+    processes: log-ratios of each process
+    spread:    between processes, for one process
     """
     if len(processes) > 1:
         return over_processes([median(ratios) for ratios in processes], confidence)
@@ -86,14 +87,16 @@ def percentile(ordered: Sequence[float], share: float) -> float | None:
 
 
 def precise_enough(interval: Interval, half_width: float) -> bool:
-    """The only reason to stop early: never that a result became significant."""
+    """Whether measuring may stop early; significance is never a reason, as it would bias the result."""
     return interval.half_width <= max(half_width, 0.05 * abs(interval.estimate))
 
 
 def too_noisy(interval: Interval) -> bool:
-    """Whether one process's blocks (interval: over them) scatter by more than the difference that they show.
+    """Whether one process's blocks scatter by more than the difference that they show.
 
-    Blocks that other programs disturb are not independent, and their interval is then too narrow for what it claims.
+    Blocks that other programs disturb are not independent, and their interval is then too narrow.
+
+    interval: over the blocks
     """
     return interval.high - interval.low > max(0.2, min(abs(interval.low), abs(interval.high)))
 
@@ -101,9 +104,10 @@ def too_noisy(interval: Interval) -> bool:
 def p_value(
     processes: Sequence[Sequence[float]], min_effect: float, confidence: float, spread: ProcessSpread | None = None
 ) -> float:
-    """Chance of log-ratios this far beyond δ where there is nothing beyond it: what `decide` compares, as a number.
+    """The p-value of a difference beyond δ = `min_effect`, which `decide` compares by intervals.
 
-    spread: expected between processes, where there is one
+    processes: log-ratios of each process
+    spread:    between processes, for one process
     """
     margin = log(1 + min_effect)
     if len(processes) == 1 and spread is not None:
@@ -121,7 +125,7 @@ def p_value(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Each adjusted so that the chance of a single false claim among all of them stays what it is for one."""
+    """Holm's adjusted p-values: the chance of any false claim among all is that of one."""
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
@@ -144,9 +148,10 @@ def decide(interval: Interval, min_effect: float) -> Verdict:
 def verdict(
     processes: Sequence[Sequence[float]], confidence: float, min_effect: float, spread: ProcessSpread | None = None
 ) -> tuple[Verdict, Interval]:
-    """What log-ratios by process come to. One process that was disturbed decides nothing.
+    """The verdict and its interval; INCONCLUSIVE for one process that was disturbed.
 
-    spread: expected between processes, where there is one
+    processes: log-ratios of each process
+    spread:    between processes, for one process
     """
     found = interval(processes, confidence, spread)
     if len(processes) == 1 and too_noisy(over_blocks(processes[0], confidence)):
@@ -155,7 +160,7 @@ def verdict(
 
 
 def break_even(extra_setup_s: float, baseline_s: float, speedup: float) -> int | None:
-    """Steps after which a gain has paid for its set-up; None where it never does."""
+    """Steps after which a gain has paid for the extra set-up; None: it never does."""
     gain = baseline_s * (1 - 1 / speedup)
     if gain <= 0:
         return None

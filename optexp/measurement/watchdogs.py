@@ -1,4 +1,4 @@
-"""Predicates over samples: what makes a measurement untrustworthy, or worth a remark."""
+"""Watchdogs: predicates over samples that refuse a measurement, leave it undecided, or remark on it."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from optexp.support.units import duration
 
 REMARK, UNDECIDES, REFUSES, MACHINE = Severity.REMARK, Severity.UNDECIDES, Severity.REFUSES, About.MACHINE
 FOREIGN, PILED = "foreign processes", "work ahead"
-SLOW_START = 20.0  # waiting for every step costs a short one several times its own time
-TYPICAL = 0.5  # of the mean step of a block: a typical single step that takes less leaves its work to others
-ALIKE = 0.8  # the same of the baseline: below, its steps differ as its batches do
-RESTLESS = 0.1  # share of its cores that an arm may keep busy while it waits, beyond what the other does
-DROPPED = 0.1  # share of pairs that a slowed card may cost
-VISIBLE = 0.02  # modes nearer than this, and drifts below half of it, change no verdict
-ASIDE = 0.5  # of what an arm calls a block: how much longer than the baseline's it may keep its caller waiting
-CROWDED = 0.1  # of the time; on a machine that did nothing else it was 0.06 at most
+SLOW_START = 20.0  # single step over mean step: a short step that is waited for takes several times its own time
+TYPICAL = 0.5  # single step over mean step of a block, below which steps do the work of others
+ALIKE = 0.8  # the same ratio of the baseline, below which its batches differ in size
+RESTLESS = 0.1  # share of its cores by which a waiting arm may be busier than the other arm
+DROPPED = 0.1  # share of pairs that may be dropped
+VISIBLE = 0.02  # relative gap of modes that can change a verdict; of drifts, half of it
+ASIDE = 0.5  # per block, in its reported time: how much longer than the baseline it may keep its caller waiting
+CROWDED = 0.1  # share of the time without a core; at most 0.06 on a machine that ran nothing else
 RARE = 0.15  # share of blocks below which a second mode is a few disturbed blocks
 
 
 def _blind(name: str, text: str, about: About = About.ARMS) -> Watch:
-    """A watchdog that had nothing to look at."""
+    """The watch of a watchdog that has no data."""
     return Watch(name, True, text, about=about, looked=False)
 
 
 def recompilation(samples: Sequence[Sample]) -> Watch:
-    """A compiler that works while the clock runs makes the figures meaningless."""
+    """Refuse blocks in which torch.compile compiled: their times are no steps'."""
     count = sum(sample.recompiled for sample in samples)
     text = f"torch.compile compiled again while measuring, in {count} of {len(samples)} processes"
     return Watch("recompilation", count == 0, text if count else "none while measuring", severity=REFUSES)
 
 
 def slow_start(samples: Sequence[Sample]) -> Watch:
-    """Blocks are planned by what single steps and trial blocks take: an arm that is slow only then makes them short.
+    """Refuse an arm whose steps are slow only while blocks are planned, which makes its blocks short.
 
-    Of single steps the quickest counts: another program may have disturbed the others. Where others wanted the cores
-    in blocks too, or the baseline was as slow, nobody can tell whether it was they: nothing is held against the
-    candidate, and nothing is decided.
+    Single steps and trial blocks set the length of blocks. The quickest single step counts, as another program may
+    have disturbed the others. Where the baseline was as slow, or other programs took cores during blocks, the cause is
+    unknown: the measurement is undecided.
     """
     ratios = {
         arm: median(
@@ -65,14 +65,16 @@ def slow_start(samples: Sequence[Sample]) -> Watch:
 
 
 def ahead_of_steps(samples: Sequence[Sample]) -> Watch:
-    """A step that computes the results of several leaves nothing to the others: a typical single step, which is waited
-    for, then takes less than the mean step of any block, though it holds all that a step of a block does.
+    """Refuse a candidate that computes the results of several steps in one.
 
-    An honest arm wakes this only where every block of a process takes twice as long as its typical single step, and
-    not every one of the baseline's between them: `chance` of that, for blocks that are disturbed independently, is
-    1e-8 where one of ten is and eight are measured. Where other programs come and go, blocks are not independent: then
-    single steps are looked at again after the blocks (`Sample.alone_later`). On a machine so busy that most are, which
-    the baseline's single steps or the arms' waiting for cores tell, nothing is held against the candidate.
+    Its other steps do nothing, so a typical single step, which is waited for, takes less than the mean step of every
+    block. An honest single step takes longer, as it holds all work of a step and the wait.
+
+    An honest arm is refused only where every block of a process is disturbed to twice its typical single step, and no
+    block of the baseline between them is: with eight blocks of which one in ten is disturbed, by chance 1e-8
+    (`chance`). Blocks are not independent while other programs come and go; single steps are then timed again after
+    the blocks (`Sample.alone_later`). On a crowded machine, by the baseline's single steps or by the time without a
+    core, the measurement is undecided.
     """
     if any(sample.queue > 1 for sample in samples) or any(p.candidate.cold for s in samples for p in s.kept):
         return _blind(PILED, "batches are made in the background, or caches are emptied between steps")
@@ -90,12 +92,12 @@ def ahead_of_steps(samples: Sequence[Sample]) -> Watch:
 
 
 def chance(disturbed: float, blocks: int) -> float:
-    """Probability that all blocks are disturbed, where each is with that probability."""
+    """Probability that all blocks are disturbed, each independently with probability `disturbed`."""
     return disturbed**blocks
 
 
 def skipped_steps(samples: Sequence[Sample]) -> Watch:
-    """A step that a GradScaler leaves out is shorter than others: such pairs are dropped."""
+    """Drop pairs with a step that a GradScaler left out, as it is shorter; refuse where too many are dropped."""
     pairs = [pair for sample in samples for pair in sample.of(MAIN)]
     skipped = sum(pair.skipped for pair in pairs)
     text = f"{skipped} of {len(pairs)} pairs dropped, because gradients overflowed in a step"
@@ -104,7 +106,7 @@ def skipped_steps(samples: Sequence[Sample]) -> Watch:
 
 
 def throttling(samples: Sequence[Sample]) -> Watch:
-    """Too hot, or too little power delivered: those pairs are dropped, and too many of them are no measurement."""
+    """Drop pairs in which heat or power supply slowed the GPU; refuse where too many are dropped."""
     pairs = [pair for sample in samples for kind in (MAIN, COLD) for pair in sample.of(kind)]
     clocks = [r.sm_mhz for pair in pairs for r in pair.readings if r.sm_mhz]
     if not any(pair.readings for pair in pairs):
@@ -120,12 +122,12 @@ def throttling(samples: Sequence[Sample]) -> Watch:
 
 
 def nothing_left(samples: Sequence[Sample]) -> bool:
-    """Whether a process has no pair that counts: then its statistic is of pairs that do not."""
+    """Whether a process has no pair that counts; its statistic then uses dropped pairs."""
     return any(main and not any(pair.counts for pair in main) for main in (s.of(MAIN) for s in samples))
 
 
 def power_cap(samples: Sequence[Sample]) -> Watch:
-    """At its power cap a card is as fast as its supply lets it be: energy then says more than time."""
+    """Remark on a GPU at its power cap: its speed follows the supply, so energy says more than time."""
     looks = [between(pair.readings) for sample in samples for pair in sample.of(MAIN) if pair.readings]
     looks += [r.reasons for sample in samples for load in sample.load.values() for r in load.readings]
     capped = sum(POWER_CAP in reasons for reasons in looks)
@@ -139,7 +141,7 @@ def power_cap(samples: Sequence[Sample]) -> Watch:
 
 
 def foreign(samples: Sequence[Sample]) -> Watch:
-    """Somebody else's work on the same card."""
+    """Refuse a measurement beside other processes on the same GPU."""
     seen = dict.fromkeys(text for sample in samples for text in sample.foreign)
     if not seen:
         if not any(pair.readings for sample in samples for pair in sample.pairs):
@@ -149,10 +151,10 @@ def foreign(samples: Sequence[Sample]) -> Watch:
 
 
 def waiting_arm(samples: Sequence[Sample]) -> Watch:
-    """Both arms are bound to the same cores: one that works while it waits slows the other, and seems the faster. So
-    does one that goes on working after it has said that it is done, where its clock does not see it.
+    """Refuse a candidate that works while the other arm is timed, or after it has reported the end of its block.
 
-    A baseline that does so refuses nobody: beside it, nothing is decided.
+    Both arms share cores, so this work slows the other arm, and the candidate's clock does not see it. Beside a
+    baseline that does so the measurement is undecided.
     """
     idle, late = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for sample in samples:
@@ -170,7 +172,7 @@ def waiting_arm(samples: Sequence[Sample]) -> Watch:
 
 
 def _excess(shares: Mapping[str, Sequence[float]], words: str) -> Iterator[tuple[float, str, str]]:
-    """By how much the busier arm is busier, in words too, and its name; an arm that nobody looked at is quiet."""
+    """The difference of both arms' shares, the same in words, and the busier arm; an arm without data has share 0."""
     if shares:
         found = sorted((median(shares.get(arm, [0.0])), arm) for arm in ("baseline", "candidate"))
         (least, quiet), (most, restless) = found
@@ -178,8 +180,11 @@ def _excess(shares: Mapping[str, Sequence[float]], words: str) -> Iterator[tuple
 
 
 def aside(samples: Sequence[Sample]) -> Watch:
-    """The arms tell how long their steps took; their caller has a clock too, and knows how long it waited. A process
-    that an arm starts is bound to no core that was given to it, and is not looked into."""
+    """Refuse a candidate that works where its own clock does not see it.
+
+    Its caller's clock shows how long the caller waited beside the reported steps. The CPU time of processes that the
+    arm started shows work that it handed on; they are not bound to the arm's cores.
+    """
     if any(sample.queue > 1 for sample in samples):
         return _blind("work aside", "batches are made in the background")
     pairs = [pair for sample in samples for pair in sample.kept]
@@ -188,7 +193,7 @@ def aside(samples: Sequence[Sample]) -> Watch:
         text = f"other processes work {duration(helped_s)} for a step of the candidate that takes {duration(step_s)}"
         return Watch("work aside", False, f"{text}: work that it has handed on is not its own", severity=REFUSES)
     every = sorted(pair.candidate.aside_s - pair.baseline.aside_s for pair in pairs)
-    more = every[len(every) // 5]  # at least, in most pairs: how long a busy machine keeps anybody waiting is chance
+    more = every[len(every) // 5]  # the 20th percentile, as a busy machine delays single calls by chance
     told = median(pair.candidate.wall_s * (pair.candidate.steps + 1) for pair in pairs)
     text = f"beside blocks of {duration(told)} the candidate keeps its caller waiting {duration(abs(more))}"
     text += f" {'longer' if more > 0 else 'less'} than the baseline"
@@ -199,7 +204,7 @@ def aside(samples: Sequence[Sample]) -> Watch:
 
 
 def cores(samples: Sequence[Sample]) -> Watch:
-    """What the host has to dispatch is slower where others want its cores too, and what it need not is not."""
+    """Remark on arms that waited for a core: other programs slow dispatch, but not kernels."""
     shares = {
         arm: fmean(told)
         for arm in ("baseline", "candidate")
@@ -213,7 +218,7 @@ def cores(samples: Sequence[Sample]) -> Watch:
 
 
 def constant_inputs(samples: Sequence[Sample]) -> Watch:
-    """Zeros switch no transistors: a card draws less power on them, and runs faster than on any real data."""
+    """Remark on constant inputs: zeros switch few transistors, so a GPU draws less power and runs faster."""
     names = dict.fromkeys(name for sample in samples for name in sample.constant)
     if not names:
         return Watch("inputs", True, "no input is one value over and over")
@@ -222,7 +227,7 @@ def constant_inputs(samples: Sequence[Sample]) -> Watch:
 
 
 def same_batches(samples: Sequence[Sample]) -> Watch:
-    """Of a loader's batches, where they differ in size, both arms must be timed on the same ones."""
+    """Leave undecided where both arms were timed on different batches of a loader whose sizes differ."""
     why = next((sample.uneven for sample in samples if sample.uneven), "")
     text = f"the arms were timed on different batches of a loader whose sizes differ, for {why}: pad them, or use fewer"
     return Watch(
@@ -231,7 +236,7 @@ def same_batches(samples: Sequence[Sample]) -> Watch:
 
 
 def order_effect(samples: Sequence[Sample]) -> Watch:
-    """Does it matter which arm of a pair runs first?"""
+    """Remark on a ratio that depends on which arm of a pair runs first."""
     pairs = [pair for sample in samples for pair in sample.kept]
     first = [p.log_ratio for p in pairs if p.baseline_first]
     second = [p.log_ratio for p in pairs if not p.baseline_first]
@@ -244,7 +249,7 @@ def order_effect(samples: Sequence[Sample]) -> Watch:
 
 
 def drift(samples: Sequence[Sample]) -> Watch:
-    """Does the ratio move with time inside a process?"""
+    """Remark on a ratio that moves with time inside a process."""
     long = [ratios for s in samples if len(ratios := [p.log_ratio for p in s.kept]) >= 10 and len(set(ratios)) > 1]
     if not long:
         return _blind("drift", "too few pairs to see a drift")
@@ -266,12 +271,12 @@ def _ranks(values: Sequence[float]) -> list[int]:
 
 
 def two_modes(samples: Sequence[Sample]) -> Watch:
-    """An arm with two speeds has no typical one: both are reported."""
+    """Remark on an arm with two speeds, as it has no typical one."""
     found = []
     times = {arm: [[getattr(p, arm).step_s for p in s.kept] for s in samples] for arm in ("baseline", "candidate")}
     for arm, other in (("baseline", "candidate"), ("candidate", "baseline")):
         modes = split([step for steps in times[arm] for step in steps])
-        luck = [median(steps) for steps in times[other]]  # of a process, which is no mode where both arms have it
+        luck = [median(steps) for steps in times[other]]  # of each process: a speed that both arms share is no mode
         if modes and split([step / by for steps, by in zip(times[arm], luck, strict=True) for step in steps]):
             (fast, share), (slow, rest) = modes
             found.append(
@@ -283,8 +288,8 @@ def two_modes(samples: Sequence[Sample]) -> Watch:
 def split(times: Sequence[float]) -> tuple[tuple[float, float], tuple[float, float]] | None:
     """Median and share of two groups of times; None where they are one.
 
-    The cut is where the squares within both groups are least (Otsu); two halves of one bell are 1.3 of their summed
-    standard deviations apart, those of a uniform distribution 1.7, two modes more than 3.
+    The cut minimizes the variance within both groups (Otsu). In sums of both standard deviations, the halves of a
+    normal distribution are 1.3 apart, those of a uniform one 1.7; two modes are more than 3 apart.
     """
     ordered = sorted(times)
     n, total = len(ordered), sum(ordered)
@@ -310,9 +315,10 @@ def split(times: Sequence[float]) -> tuple[tuple[float, float], tuple[float, flo
 
 
 def impossible(samples: Sequence[Sample]) -> Watch:
-    """Faster than memory and arithmetic allow: the work was not done. A floor that the baseline breaks is wrong.
+    """Refuse a candidate that is faster than memory and arithmetic allow: it left work out.
 
-    The floor of a whole step counts only work that no honest program can leave out (`optexp.profiling.bounds`).
+    The floor of a step counts only work that every honest program does (`optexp.profiling.bounds`). A floor that the
+    baseline beats is wrong, and refuses nothing.
     """
     floor = max(sample.floor_s for sample in samples)
     if not floor:
@@ -325,8 +331,10 @@ def impossible(samples: Sequence[Sample]) -> Watch:
 
 
 def device_beats_wall(samples: Sequence[Sample]) -> Watch:
-    """A gain on the device that does not reach the user. Between two events a card that waits for the host would count
-    as well: how long it works is known from traced steps."""
+    """Remark on a gain on the device that does not reach the user.
+
+    The device's time is that of traced kernels and copies: a span between events would count waits for the host.
+    """
     pairs = [p for s in samples for p in s.kept if not p.baseline.cold]
     busy = next((s.busy_s for s in reversed(samples) if s.busy_s), {})
     if not pairs or not all(busy.get(arm) for arm in ("baseline", "candidate")):

@@ -19,8 +19,8 @@ GAPS = (*HOST_LATE, "launch_gap", "other")
 OUTSIDE = "outside_ops"
 
 SLOWED = 1.2  # a profiled step this much slower than a timed one: tracing stretched what the host does
-NOT_LATE = 0.05  # of a step: with shorter gaps the host was hardly ever late
-PIPELINE_US = 10.0  # a gap up to this long needs no cause but the GPU's own start of a kernel that was waiting
+NOT_LATE = 0.05  # share of gaps in a step, below which the host counts as never late
+PIPELINE_US = 10.0  # longest gap that the GPU itself needs to start a kernel that is queued
 
 SYNCHRONISE = re.compile(r"cu(da)?(\w*Synchronize|Memcpy)$")
 ALLOCATE = re.compile(r"cu(da)?(Malloc|Free|Host(Alloc|Register)|Mem(Create|Release|Map|Unmap|SetAccess|Alloc|Free))")
@@ -28,10 +28,10 @@ ALLOCATE = re.compile(r"cu(da)?(Malloc|Free|Host(Alloc|Register)|Mem(Create|Rele
 
 @dataclass(frozen=True)
 class Breakdown:
-    """One step. `terms` are fractions of it that add up to 1; counts are per step.
+    """One step. `terms` are its fractions, which add up to 1; counts are per step.
 
-    On a GPU the terms are kernel classes, exposed copies and gaps. Where the GPU did nothing they are the operators'
-    own time by category and what was outside all operators, and every field about the GPU is None.
+    On a GPU the terms are kernel classes, exposed copies and gaps. Without GPU work they are the operators' own time by
+    category and the time outside all operators, and every field about the GPU is None.
     """
 
     steps: int
@@ -63,7 +63,7 @@ class Breakdown:
         return sum(self.terms.get(name, 0.0) for name in CLASSES)
 
     def us(self, term: str) -> float:
-        """µs of a step that a term stands for."""
+        """µs of a step in this term."""
         return self.terms.get(term, 0.0) * self.wall_us
 
     def metrics(self) -> dict[str, float]:
@@ -90,7 +90,7 @@ class Breakdown:
 def breakdown(trace: Trace, calibration: Calibration | None = None, beside: Trace | None = None) -> Breakdown:
     """Split the trace's steps into terms; kernels are classed by the device's measured ceilings where there are any.
 
-    beside: the same work launched kernel by kernel, which says what those inside a graph are
+    beside: a trace of the same work launched kernel by kernel, by which kernels inside a graph are classed
     """
     found = _gpu(trace, calibration, beside) if trace.has_gpu else _cpu(trace)
     return replace(found, matrix_flop=matrix_flop(trace))
@@ -132,10 +132,10 @@ def _gpu(trace: Trace, calibration: Calibration | None, beside: Trace | None) ->
 
 
 def fitted(found: Breakdown, step_us: float) -> Breakdown:
-    """The same step, as long as it was timed.
+    """The breakdown of a traced step, scaled to the timed step.
 
-    Tracing slows the host, and a little the start of a kernel, and no kernel: gaps in which the host was late shrink
-    first, then the others. A step that took longer where it was timed had a slower host, if its host was late at all.
+    Tracing slows the host, starts of kernels a little, and kernels not at all: gaps in which the host was late shrink
+    first, then the others. Where the timed step is longer, its host was slower: only gaps in which it was late grow.
     On a CPU tracing slows everything.
     """
     if found.busy is None:
@@ -164,7 +164,7 @@ def _kernel_terms(classes: Mapping[str, float], on_gpu: float) -> dict[str, floa
 
 
 def _gap_terms(trace: Trace, busy: Union) -> dict[str, float]:
-    """Why the GPU did nothing: the host was late with the next launch (and what it did instead), or the GPU was."""
+    """µs of the gaps by cause: work of the host that delayed the next launch, or the GPU's own start of a kernel."""
     gpu_work: list[Kernel | Copy] = [*trace.kernels, *trace.copies]
     next_work = {work.start: work for work in gpu_work}
     loading = loader_spans(trace)
@@ -178,7 +178,7 @@ def _gap_terms(trace: Trace, busy: Union) -> dict[str, float]:
             us["launch_gap" if end - start <= PIPELINE_US else "other"] += end - start
             continue
         load, allocate = loading.within(start, end), allocating.within(start, end)
-        # The host that was waiting when the GPU ran dry could have been ahead: the whole gap is the wait's doing.
+        # A host that waited when the GPU ran out of work would else have been ahead: the wait caused the whole gap.
         wait = end - start if waiting.holds(start) else late.within(start, end)
         us["data_loading"] += load
         us["allocation"] += allocate - load
@@ -187,17 +187,17 @@ def _gap_terms(trace: Trace, busy: Union) -> dict[str, float]:
     if us["synchronisation"]:
         behind, other = _behind(trace, busy, waiting), us["data_loading"] + us["allocation"]
         both = us["synchronisation"] + us["dispatch"]
-        # Without waits: no more than the host is behind, and no less, but for what else it was late for.
+        # Without waits dispatch would take at most `behind`, and at least `behind` less the host's other delays.
         us["dispatch"] = min(max(us["dispatch"], min(behind - other, both)), behind)
         us["synchronisation"] = both - us["dispatch"]
     return us
 
 
 def _behind(trace: Trace, busy: Union, waiting: Union) -> float:
-    """By how much the host's own work exceeds the GPU's, in µs: gaps that a host which never waits would leave, too.
+    """µs by which the host's own work exceeds the GPU's: gaps that a host without waits would leave, too.
 
-    After a wait the host starts without a lead, and gaps between the next launches are the wait's doing. Tracing
-    stretches the host's work, as it stretches the step.
+    After a wait the host has no lead, so the wait causes the gaps between the next launches. Tracing lengthens the
+    host's work as it lengthens the step.
     """
     steps = Union(step.interval for step in trace.steps)
     own = steps.total - sum(waiting.within(*step) for step in steps)
@@ -207,7 +207,7 @@ def _behind(trace: Trace, busy: Union, waiting: Union) -> float:
 
 
 def _scale_host(us: dict[str, float], timed: float) -> None:
-    """Tracing slows the host and not the GPU: shrink the host's terms until the step is as long as it was timed."""
+    """Shrink the host's terms until the step is as long as the timed one, as tracing slows the host and not the GPU."""
     host = sum(us[name] for name in HOST_LATE)
     if host:
         factor = max(timed - (sum(us.values()) - host), 0.0) / host
@@ -237,5 +237,5 @@ def _cpu(trace: Trace) -> Breakdown:
 
 
 def loader_spans(trace: Trace) -> Union:
-    """When a step asked a DataLoader for its next batch, and waited for it or made it."""
+    """The time in which a step waited for a DataLoader's next batch, or made it."""
     return Union(s.interval for s in trace.annotations if s.name.startswith("enumerate(DataLoader"))

@@ -1,7 +1,7 @@
 """Whether each step does its own work: a program may compute a whole block of batches at once, or keep results.
 
-A trace tells the work of each step without noise: kernels by the step that launched them, or on a CPU operators. Where
-it tells nothing, or was cut short, the time of each step does.
+A trace has the work of each step without noise: kernels by the step that launched them, or operators on a CPU. Where
+a trace has none, or was cut short, the time of each step takes its place.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from statistics import fmean, median
 
 from optexp.trace import Kernel, Trace
 
-LIGHT = 0.25  # of the mean step's work: a step with less, beside a baseline whose steps are alike, computes nothing
+LIGHT = 0.25  # work of the lightest step over the mean, relative to the baseline's, below which a step does nothing
 
 
 def work(trace: Trace) -> list[float]:
-    """By step: µs of the kernels that it launched or, where no kernel was traced, its number of operators."""
+    """Work of each step: µs of the kernels that it launched or, without traced kernels, its number of operators."""
     starts, found = [step.start for step in trace.steps], [0.0] * len(trace.steps)
     pieces: Sequence[tuple[float, float]] = list(usual(trace.kernels)) or [(op.start, 1.0) for op in trace.ops]
     for at, amount in pieces:
@@ -27,8 +27,10 @@ def work(trace: Trace) -> list[float]:
 
 
 def usual(kernels: Iterable[Kernel]) -> Iterable[tuple[float, float]]:
-    """Start of the launch, and median µs of the kernels of this name and grid: one of them may have had to wait, on a
-    card that several programs share."""
+    """Start of each kernel's launch, and median µs of all kernels of its name and grid.
+
+    A single kernel may have waited, on a GPU that several programs share.
+    """
     launched = [(kernel.launch.start, (kernel.name, kernel.grid), kernel) for kernel in kernels if kernel.launch]
     durations = defaultdict[tuple[str, tuple[int, ...]], list[float]](list)
     for _, kind, kernel in launched:
@@ -37,24 +39,23 @@ def usual(kernels: Iterable[Kernel]) -> Iterable[tuple[float, float]]:
 
 
 def tells(found: Sequence[float], turn: int) -> bool:
-    """Whether work was seen, and of every step of one turn of the batches."""
+    """Whether work was traced, for at least one step on every batch."""
     return any(found) and len(found) >= turn
 
 
 def lightest(steps: Sequence[float]) -> float:
-    """Work of the step that does least, as a share of the mean step's; 1 where none does any."""
+    """Work of the lightest step over that of the mean one; 1 where no step does any."""
     mean = fmean(steps) if steps else 0.0
     return min(steps) / mean if mean else 1.0
 
 
 def piled_up(baseline: Sequence[float], candidate: Sequence[float]) -> str | None:
-    """In words, where a step of the candidate finds its work done by another.
+    """A sentence where one step of the candidate does the work of others; else None.
+
+    An honest program has the same operators in each step, and the median durations of its kernels do not vary
+    fourfold, so chance raises no alarm.
 
     baseline, candidate: work, or seconds, of each step
-
-    An honest step asks for the same operators each time, so an alarm needs a program one of whose steps does less than
-    a quarter of the mean one's work, where the baseline's do not: chance has no part in the number of operators, and
-    usual durations of kernels would have to differ fourfold.
     """
     ours, theirs = lightest(candidate), lightest(baseline)
     if ours >= LIGHT * theirs:

@@ -1,4 +1,4 @@
-"""One profiled program: its trace, its breakdown, its accounts, and where their work happens."""
+"""One profiled program: its trace, its breakdown, its accounts, and the places of their work."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from optexp.trace import Trace
 class View:
     """A profiled program.
 
-    marked: a trace of one step with places, where there is one
-    beside: the trace of the same work launched kernel by kernel
+    marked: a trace of one step with the places of its work; None where there is none
+    beside: a trace of the same work launched kernel by kernel; None where there is none
     """
 
     trace: Trace
@@ -28,7 +28,7 @@ class View:
     beside: Trace | None = None
 
     def timed(self, step_us: float) -> View:
-        """The same step, as long as it was timed."""
+        """The view scaled to the timed step, in µs."""
         return replace(self, breakdown=fitted(self.breakdown, step_us))
 
     @cached_property
@@ -41,7 +41,7 @@ class View:
         return pieces(self.trace, self.beside)
 
     def parts(self, ceilings: Calibration | None) -> Parts:
-        """What strategies can shorten."""
+        """The parts of a step that strategies can shorten."""
         return Parts(self.trace, self.breakdown, self.pieces, ceilings)
 
     def account(self, name: str) -> Account:
@@ -49,7 +49,7 @@ class View:
         return self.accounts.get(name, Account())
 
     def places(self, name: str) -> list[str]:
-        """Modules and lines of an account's work, as far as they are known."""
+        """Modules and lines of an account's work; none where they are not known."""
         return self._places.of(name) if self._places else []
 
     @cached_property

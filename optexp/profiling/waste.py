@@ -1,7 +1,6 @@
-"""Avoidable work of a step: what it would not have to do, and the line that asks for it.
+"""Waste: work of a step that the same program, written otherwise, leaves out, and the lines that cause it.
 
-States of a step (bound by memory, by arithmetic, by the host) are in `diagnosis`; most steps are in one of them. Waste
-is work that another way of writing the same program leaves out.
+The states of a step (bound by memory, by arithmetic, by the host) are in `diagnosis`.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from optexp.records.profile import Bottleneck
 from optexp.support.units import duration
 from optexp.trace import MATRIX_OPS, short_name
 
-LEAST = 0.1  # of a step
-LATE = 0.2  # of a step in which the GPU waits for the host: then streams need not wait for each other
-STALLED = 0.05  # of a step that makes nothing
-MANY_UPDATES = 20  # kernels of an optimizer that goes from parameter to parameter
+LEAST = 0.1  # share of the step from which waste is named
+LATE = 0.2  # share of the step in which the GPU waits for the host, and streams need not wait for each other
+STALLED = 0.05  # the same for compilation, which produces no result
+MANY_UPDATES = 20  # kernels per step of an optimizer that updates parameters one by one
 
 Rule = Callable[[View], Bottleneck | None]
 
@@ -107,7 +106,7 @@ def optimizer_by_parameter(view: View) -> Bottleneck | None:
 
 
 def _dispatched(view: View, launches: float) -> float:
-    """µs of the host's dispatching that so many launches stand for."""
+    """µs that the host takes to dispatch this many launches."""
     found = view.breakdown
     return found.us("dispatch") * launches / found.launches if found.launches else 0.0
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from optexp.records.verdict import Verdict
 
-NAME = "optimized.patch"
-
 
 @dataclass(frozen=True)
 class Patch:

@@ -11,13 +11,12 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from optexp.records.patch import NAME
+from optexp.records import filenames
 from optexp.reporting import summary
 from optexp.reporting.front import Interval, TimeBar, bars, interval, proposed
 from optexp.result import Result
 from optexp.support.units import duration
 
-CARD, PICTURE = "card.md", "plots/card.png"
 HEADING = re.compile(r"# --- (.*?) ?-*$")  # of a section of repro.py
 WIDTH, LINE, LETTERS = 8.0, 0.165, 110  # of the picture in inches, of a line of text, and its letters
 FEW = 8  # lines to paste that have room in the picture
@@ -38,12 +37,12 @@ class Card:
 def write(result: Result, folder: Path) -> None:
     """Both files; none where there is nothing to propose, also none of before a sweep corrected the verdict."""
     if not proposed(result):
-        for name in (CARD, PICTURE):
+        for name in (filenames.CARD, filenames.CARD_PICTURE):
             (folder / name).unlink(missing_ok=True)
         return
     found = card(result, folder)
-    (folder / CARD).write_text(markdown(found))
-    draw(found, bars(result), interval(result), folder / PICTURE)
+    (folder / filenames.CARD).write_text(markdown(found))
+    draw(found, bars(result), interval(result), folder / filenames.CARD_PICTURE)
 
 
 def card(result: Result, folder: Path) -> Card:
@@ -101,7 +100,7 @@ def paid_back(result: Result) -> str:
 
 def paste(result: Result, folder: Path) -> tuple[str, str]:
     """The lines that a program takes over, and their language: the patch of the user's file, else of repro.py."""
-    patch, script = folder / NAME, folder / "repro.py"
+    patch, script = folder / filenames.PATCH, folder / filenames.REPRO
     if patch.is_file():
         return patch.read_text(errors="replace").strip(), "diff"
     return (recipes(script.read_text(), result), "python") if script.is_file() else ("", "python")

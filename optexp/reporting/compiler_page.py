@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from optexp.records import filenames
 from optexp.records.compiler import CompiledGraph
 from optexp.reporting.compiler_section import FIGURES
 from optexp.reporting.report import templates
 from optexp.result import Result
 
-NAME = "compiler.html"
 MOST_GRAPHS = 40  # of an arm that are shown; the others are files
 MOST_TEXT = 150_000  # characters of a stage
 TITLES = {
@@ -50,7 +50,7 @@ def write(result: Result, folder: Path) -> None:
     }
     if arms:
         page = templates().get_template("compiler.html.j2")
-        (folder / NAME).write_text(page.render(result=result, arms=arms, most=MOST_TEXT))
+        (folder / filenames.COMPILER_PAGE).write_text(page.render(result=result, arms=arms, most=MOST_TEXT))
 
 
 def _shown(graph: CompiledGraph, folder: Path) -> Shown:

@@ -14,7 +14,7 @@ from optexp.errors import ConfigError
 from optexp.measurement import change_points
 from optexp.measurement.arm_times import Arm, log_time
 from optexp.measurement.change_points import Step
-from optexp.reporting import markdown, recorded, summary
+from optexp.reporting import markdown, matching, summary
 from optexp.reporting.recorded import Recorded
 from optexp.reporting.tables import frameless
 from optexp.reporting.titles import flatten, titles
@@ -49,8 +49,8 @@ def series(records: Iterable[Recorded]) -> list[Series]:
     """Group records, given in any order, by what was compared. Steps are found where ruptures is installed."""
     groups: dict[frozenset[tuple[str, str]], list[Recorded]] = {}
     for record in sorted(records, key=lambda record: record.started):
-        facts = recorded.identity(record.result)
-        facts.pop(recorded.TORCH)
+        facts = matching.identity(record.result)
+        facts.pop(matching.TORCH)
         groups.setdefault(frozenset(facts.items()), []).append(record)
     return [Series(title, group, steps(group)) for title, group in zip(_titles(groups), groups.values(), strict=True)]
 

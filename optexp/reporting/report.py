@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 from omegaconf import OmegaConf
 
+from optexp.records import filenames
 from optexp.reporting import card, front, summary
 from optexp.reporting.sections import SECTIONS, Page
 from optexp.result import Result
@@ -76,7 +77,7 @@ def templates() -> Environment:
 
 def command(result: Result, folder: Path) -> str:
     """What to type for the same comparison: the job's own overrides, where Hydra wrote them down."""
-    overrides = folder / ".hydra" / "overrides.yaml"
+    overrides = folder / filenames.HYDRA_OVERRIDES
     if not overrides.is_file():
         return str(result.environment.get("command") or "")
     return shlex.join(["python", "-m", "optexp", *map(str, OmegaConf.load(overrides))])

@@ -17,12 +17,13 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from optexp.records import filenames
 from optexp.records.profile import ArmProfile
 from optexp.reporting import profile_tables, summary, trial_tables
+from optexp.reporting.ranking import RankedRow
 from optexp.reporting.tables import ALARM, COLOURS, frameless, labelled, spaced
-from optexp.reporting.titles import titles
 from optexp.result import Result, Verdict
-from optexp.support.units import at_least, duration, ratio
+from optexp.support.units import duration
 
 if TYPE_CHECKING:
     from optexp.reporting.tracking import Run
@@ -190,7 +191,12 @@ def comparison(result: Result) -> Table:
 
 def locations(folder: Path, run: Run | None) -> Table:
     """Where the record is."""
-    kinds = (("report", "report.html"), ("study", "study.md"), ("ranking", "sweep.json"), ("record", "result.json"))
+    kinds = (
+        ("report", filenames.REPORT),
+        ("study", filenames.STUDY_PAGE),
+        ("ranking", filenames.RANKING),
+        ("record", filenames.RESULT),
+    )
     record = next(((kind, _relative(folder / name)) for kind, name in kinds if (folder / name).exists()), ("", ""))
     return labelled([record, ("MLflow", run.where if run else "")])
 
@@ -245,29 +251,27 @@ def alone(result: Result) -> Table:
 # --- a sweep ---------------------------------------------------------------------------------------------------
 
 
-def sweep_table(results: Sequence[Result]) -> RenderableType:
-    """One line for each result, in the order given (`summary.ranked`), and what to know beside it under its number.
+def sweep_table(rows: Sequence[RankedRow]) -> RenderableType:
+    """One line for each job, in the order given, and what to know beside it under its number.
 
     What was only profiled says at once where its time goes: that is all there is to know.
     """
     names = ["verdict", "at least>", "estimate>", "time/step>", "peak memory>", "workload", "strategy", "note"]
-    profiled = all(result.verdict is Verdict.PROFILED for result in results)
+    profiled = all(row.verdict is Verdict.PROFILED for row in rows)
     left_out = {"at least>", "estimate>", "strategy"} if profiled else set()
     table = frameless(*(name for name in names if name not in left_out))
-    numbers: dict[str, str] = {}  # of the reasons, which many jobs may share
-    for result, title in zip(results, titles(results), strict=True):
-        speedup, arm, reason = result.speedup, summary.shown(result), summary.reason(result)
-        measured = speedup is not None or result.verdict is Verdict.PROFILED
-        number = numbers.setdefault(reason, str(len(numbers) + 1)) if reason else ""
+    numbers: dict[str, str] = {}  # of the notes, which many jobs may share
+    for row in rows:
+        number = numbers.setdefault(row.note, str(len(numbers) + 1)) if row.note else ""
         cells: list[Text | str] = [
-            Text(result.verdict, style=colour(result.verdict), no_wrap=True),
-            f"{at_least(speedup.low)}×" if speedup and result.verdict is not Verdict.INCONCLUSIVE else "",
-            ratio(speedup.estimate) if speedup else "",
-            summary.microseconds(arm.step_us) if measured and arm.step_us else "",
-            summary.mebibytes(arm.peak_mib) if measured and arm.peak_mib else "",
-            Text(title),
-            Text(result.label),  # brackets are no markup
-            Text(reason if profiled else number, style="dim"),
+            Text(row.verdict, style=colour(row.verdict), no_wrap=True),
+            row.at_least,
+            row.estimate,
+            row.time,
+            row.memory,
+            Text(row.title),
+            Text(row.strategy),  # brackets are no markup
+            Text(row.note if profiled else number, style="dim"),
         ]
         table.add_row(*(cell for name, cell in zip(names, cells, strict=True) if name not in left_out))
     for column in table.columns:

@@ -1,4 +1,4 @@
-"""Pictures of a measurement, as positions in pixels: how its blocks are distributed, and how it went over time."""
+"""Pictures of a measurement, as positions in pixels: histograms of its blocks, and their times in order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ class Bar:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Block times of one arm: bars of equal width in pixels, and the same in words."""
+    """Block times of one arm.
+
+    text:  the same in words
+    width: of each bar, in pixels
+    """
 
     arm: str
     text: str
@@ -40,16 +44,20 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Panel:
-    """A strip of the timeline: dots of each process by series, between the two values that its title names."""
+    """A strip of the timeline.
+
+    title: names the values at its lower and upper edge
+    lines: name of each series, with the dots (x, y) of each process
+    """
 
     title: str
-    lines: list[tuple[str, list[list[tuple[float, float]]]]]  # (series, processes of (x, y))
+    lines: list[tuple[str, list[list[tuple[float, float]]]]]
 
 
 def panels(result: Result) -> list[Panel]:
-    """What the blocks took, relative to the arm's median, and below it what the card said at the same time.
+    """Block times relative to the arm's median, and below them the GPU's readings at the same time.
 
-    Where blocks are withheld, what the card said stands alone: no ratio follows from it.
+    Where block times are withheld, the readings stand alone, as no ratio follows from them.
     """
     series, pairs = result.series, result.measurement.pairs if result.measurement else []
     if not series or len(series) != len(pairs or series):
@@ -63,7 +71,7 @@ def panels(result: Result) -> list[Panel]:
         known = sorted(v for processes in lines.values() for values in processes for v in values if v is not None)
         if not known:
             return None
-        low, high = (known[len(known) // 100], known[-1 - len(known) // 100])  # single blocks beyond sit on the edge
+        low, high = (known[len(known) // 100], known[-1 - len(known) // 100])  # the outermost 1 % lie on the edges
         span = high - low or abs(high) or 1.0
 
         def y(value: float) -> float:
@@ -92,7 +100,7 @@ def panels(result: Result) -> list[Panel]:
 
 
 def axis(result: Result) -> list[Tick]:
-    """Places and names of round times below the panels."""
+    """Ticks at round times, below the panels."""
     series = result.series
     if not series:
         return []
@@ -101,13 +109,13 @@ def axis(result: Result) -> list[Tick]:
 
 
 def _times(series: Sequence[Mapping[str, Sequence[float | None]]]) -> tuple[list[list[float]], float]:
-    """When each pair began, by process, and the last one."""
+    """Begin of each pair by process, and of the last pair, in seconds."""
     times = _without_pauses([[at for at in process["at_s"] if at is not None] for process in series])
     return times, times[-1][-1] or 1.0
 
 
 def ticks(low: float, high: float, most: int = 8) -> list[tuple[float, int]]:
-    """Round numbers between the ends, at most so many spaces apart, and the decimal places they need."""
+    """Round numbers between the ends, in at most `most` intervals, each with its decimal places."""
     raw = (high - low) / most
     power = 10.0 ** floor(log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
@@ -116,7 +124,7 @@ def ticks(low: float, high: float, most: int = 8) -> list[tuple[float, int]]:
 
 
 def _without_pauses(times: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Processes one after the other: what passes between them, while the next ones start, is cut short."""
+    """The times of all processes in a row, with the pauses between processes cut short."""
     pause = 0.02 * sum(process[-1] - process[0] for process in times)
     begin, found = 0.0, []
     for process in times:
@@ -126,7 +134,7 @@ def _without_pauses(times: Sequence[Sequence[float]]) -> list[list[float]]:
 
 
 def histograms(result: Result) -> list[Histogram]:
-    """How long the blocks of each arm took a step: bars of equal width over 98 % of them, the rest at the ends."""
+    """Step times of each arm's blocks: equal bars over the middle 98 %, of which the outermost have the rest."""
     pairs = [pair for process in result.measurement.pairs for pair in process] if result.measurement else []
     found = []
     for place, arm in enumerate(ARMS if len(pairs) >= 10 else ()):

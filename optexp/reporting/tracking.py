@@ -5,21 +5,28 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import math
-import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
 from optexp.errors import TrackingError
+from optexp.records import filenames
 from optexp.reporting import logged, mlflow_view
+from optexp.reporting.mlflow_store import (
+    FILE,
+    Node,
+    artifacts,
+    failures_named,
+    locked,
+    sqlite_file,
+    store_uri,
+    without_password,
+)
 from optexp.result import Result
 
 if TYPE_CHECKING:
@@ -28,43 +35,10 @@ if TYPE_CHECKING:
 
 BATCH_LIMIT = 100  # params in one request
 POINT_LIMIT = 800  # metrics in one request, beside params and tags
-ARTIFACTS = (
-    "result.json", "report.html", "config.yaml", "environment.json", "samples.parquet", "repro.py", "repro.pkl",
-    "optimized.patch", "card.md", "table.csv", "table.md", "strategy.yaml", "sweep.json", "sweep.md", "study.md",
-    "traces/*.json.gz", "flamegraphs/*", "nsight/*-rep", "plots/*.png", "code/**/*", "compiler.html", "compiler/**/*",
-    "memory/*.pickle",
-)  # fmt: skip
 OPEN = ".mlflow_run"  # file in a comparison's folder: the id of its run while the run is open
 RECORD = "optexp.record"  # tag: id of the comparison or the sweep
 PARENT = "mlflow.parentRunId"
-UNREACHED = re.compile("Max retries exceeded.*(NewConnectionError|ConnectTimeout|Name ?Resolution)")
-DRIVER = re.compile(r"^\([\w.]+\) ")  # "(sqlite3.OperationalError) database or disk is full"
 STORE_RETRIES = 3  # of a data base that does not answer; MLflow's own 10 keep a finished result waiting for minutes
-DEFAULTS = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # its own default keeps a finished result waiting for minutes
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
-}
-
-
-class Node(Protocol):
-    """The `tracking` part of a configuration, typed or not."""
-
-    @property
-    def uri(self) -> str | None: ...
-    @property
-    def experiment(self) -> str: ...
-
-
-@dataclass(frozen=True)
-class Store:
-    """A store's address and an experiment in it."""
-
-    uri: str | None = None
-    experiment: str = "optexp"
-
 
 # --- runs ------------------------------------------------------------------------------------------------------
 
@@ -132,9 +106,9 @@ class Run:
                 self.client.log_batch(self.run_id, metrics=values[begin : begin + POINT_LIMIT])
 
     def log_files(self, folder: Path) -> None:
-        """The files of `ARTIFACTS` that exist in `folder`, under the same relative paths."""
-        with _failures_named(self.uri):
-            for path in (path for pattern in ARTIFACTS for path in sorted(folder.glob(pattern))):
+        """The files of `filenames.LOGGED` that exist in `folder`, under the same relative paths."""
+        with failures_named(self.uri):
+            for path in (path for pattern in filenames.LOGGED for path in sorted(folder.glob(pattern))):
                 if path.is_file():
                     parent = path.parent.relative_to(folder)
                     self.client.log_artifact(self.run_id, str(path), str(parent) if parent.parts else None)
@@ -146,19 +120,19 @@ class Run:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        with _failures_named(self.uri), _alone(self.uri):
+        with failures_named(self.uri), locked(self.uri):
             yield
 
     @property
     def where(self) -> str:
         """How to look at it: its address on a server, else the command that shows a local store."""
         if self.uri.startswith("http"):
-            return mlflow_view.run_address(_without_password(self.uri), self.experiment_id, self.run_id)
+            return mlflow_view.run_address(without_password(self.uri), self.experiment_id, self.run_id)
         here = f"sqlite:///{Path.cwd()}/"
         if self.uri == f"{here}{FILE}":
             return "python -m optexp.ui"
         uri = "sqlite:///" + self.uri.removeprefix(here) if self.uri.startswith(here) else self.uri
-        return f"python -m optexp.ui --store {_without_password(uri)}"
+        return f"python -m optexp.ui --store {without_password(uri)}"
 
 
 def start(
@@ -174,13 +148,13 @@ def start(
         begun_ms: Unix time at which its comparison began; None: now.
     """
     uri = store_uri(config.uri)
-    with _failures_named(uri):
+    with failures_named(uri):
         from mlflow.tracking.context.registry import resolve_tags
 
         labels = {**resolve_tags(), "mlflow.source.name": "optexp", **(tags or {})}
         if parent_run_id:
             labels[PARENT] = parent_run_id
-        with _alone(uri):
+        with locked(uri):
             client = _client(uri)
             experiment = _experiment(client, config.experiment, uri)
             run = client.create_run(experiment, begun_ms, labels, name)
@@ -190,8 +164,8 @@ def start(
 def reopen(config: Node, run_id: str) -> Run:
     """A run that has ended."""
     uri = store_uri(config.uri)
-    with _failures_named(uri):
-        with _alone(uri):
+    with failures_named(uri):
+        with locked(uri):
             client = _client(uri)
         return _opened(client, uri, client.get_run(run_id))
 
@@ -209,22 +183,17 @@ def reading(config: Node) -> Iterator[MlflowClient]:
     """
     uri = store_uri(config.uri)
     if (file := sqlite_file(uri)) and not file.is_file():
-        raise TrackingError(f"there is no MLflow store {store_name(uri)}")
-    with _failures_named(uri):
-        with _alone(uri):
+        raise TrackingError(f"there is no MLflow store {without_password(uri)}")
+    with failures_named(uri):
+        with locked(uri):
             client = _client(uri)
         yield client
-
-
-def store_name(uri: str) -> str:
-    """A store's address for people, without its password."""
-    return _without_password(uri)
 
 
 def resume(config: Node, run_id: str) -> Run:
     """Open a run again that has ended, or that nobody ended."""
     run = reopen(config, run_id)
-    with _failures_named(run.uri), _alone(run.uri):
+    with failures_named(run.uri), locked(run.uri):
         run.client.update_run(run_id, status="RUNNING")
     return run
 
@@ -250,7 +219,7 @@ def log_later(config: Node, result: Result, folder: Path, parent_run_id: str | N
     """
     run = start(config, logged.name(result), parent_run_id, {RECORD: result.id})
     result.environment["mlflow_run"] = run.run_id
-    result.write(folder / "result.json")
+    result.write(folder / filenames.RESULT)
     run.log(result, folder)
     run.finish()
 
@@ -274,8 +243,8 @@ class Held:
 def held(config: Node, record: str) -> Held | None:
     """The run of a record or a sweep by its id; None where the store has none."""
     uri = store_uri(config.uri)
-    with _failures_named(uri):
-        with _alone(uri):
+    with failures_named(uri):
+        with locked(uri):
             client = _client(uri)
             experiment = _experiment(client, config.experiment, uri)
         found = client.search_runs([experiment], f"tags.`{RECORD}` = '{record}'", max_results=1)
@@ -285,10 +254,10 @@ def held(config: Node, record: str) -> Held | None:
 def held_by_run_id(config: Node, run_id: str) -> Held | None:
     """A run by MLflow's own id; None where the store has none."""
     uri = store_uri(config.uri)
-    with _failures_named(uri):
+    with failures_named(uri):
         from mlflow.exceptions import MlflowException
 
-        with _alone(uri):
+        with locked(uri):
             client = _client(uri)
         try:
             return _held(client, uri, client.get_run(run_id))
@@ -305,24 +274,8 @@ def _held(client: MlflowClient, uri: str, run: StoredRun) -> Held:
 def view(config: Node, server: str) -> str:
     """The address of an experiment's runs on a server, in the view by workload, which this makes if need be."""
     uri = store_uri(config.uri)
-    with _failures_named(uri), _alone(uri):
+    with failures_named(uri), locked(uri):
         return mlflow_view.address(server, _experiment(_client(uri), config.experiment, uri))
-
-
-# --- stores ----------------------------------------------------------------------------------------------------
-
-FILE = "mlflow.db"
-
-
-def store_uri(configured: str | None) -> str:
-    """The configured store, else MLFLOW_TRACKING_URI, else an SQLite file in the working folder."""
-    return configured or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / FILE}"
-
-
-def artifacts(uri: str) -> str | None:
-    """Where files go: beside an SQLite store; None where the server decides."""
-    file = sqlite_file(uri)
-    return (file.parent / "mlartifacts").as_uri() if file else None
 
 
 def _client(uri: str) -> MlflowClient:
@@ -352,57 +305,8 @@ def _experiment(client: MlflowClient, name: str, uri: str) -> str:
         return str(found.experiment_id)
 
 
-@contextmanager
-def _alone(uri: str) -> Iterator[None]:
-    """One process at a time writes to an SQLite store: concurrent first migrations corrupt it, and a writer that waits
-    for longer than SQLite does loses what it has."""
-    file = sqlite_file(uri)
-    if file is None:
-        yield
-        return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with open(file.parent / ".mlflow.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
-        yield
-
-
-def sqlite_file(uri: str) -> Path | None:
-    """The file of an SQLite store; None for other stores."""
-    path = uri.partition(":///")[2]
-    return Path(path).absolute() if uri.startswith("sqlite:") and path and path != ":memory:" else None
-
-
-@contextmanager
-def _failures_named(uri: str) -> Iterator[None]:
-    """Whatever a store or its driver raises becomes one sentence."""
-    for name, value in DEFAULTS.items():
-        os.environ.setdefault(name, value)
-    try:
-        yield
-    except TrackingError:
-        raise
-    except Exception as error:
-        shown = _without_password(uri)
-        raise TrackingError(f"MLflow store {shown}: {_reason(error).replace(uri, shown)}") from error
-
-
-def _reason(error: Exception) -> str:
-    """The first line of what was raised, without the driver's name; a server that is away is told in few words."""
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    if UNREACHED.search(first):
-        return "the server does not answer"
-    return DRIVER.sub("", first)
-
-
 def _quieten() -> None:
     """Migrations narrate every step at INFO; alembic's own set-up would turn that on again."""
     for name in ("alembic", "mlflow.store", "mlflow.tracking"):
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.ERROR)  # an error that is tried again
-
-
-def _without_password(uri: str) -> str:
-    parts = urlsplit(uri)
-    if not parts.password:
-        return uri
-    return parts._replace(netloc=f"{parts.username}:***@{parts.netloc.rpartition('@')[2]}").geturl()

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from optexp.records import filenames
 from optexp.records.trials import Gain, kept
 from optexp.reporting import summary
 from optexp.result import Result, Verdict
 from optexp.support.units import ratio
 
-FILE = "plots/waterfall.png"
 FIGURES: Mapping[str, tuple[Callable[[float], str], str]] = {  # by objective: how it is shown, and its field
     "memory": (summary.mebibytes, "peak_mib"),
     "energy": (summary.joules, "energy_j"),
@@ -174,7 +174,7 @@ def draw(result: Result, folder: Path) -> bool:
     axes.set_xlim(0, 1.6 * end)
     axes.set_xlabel(f"{quantity(result)}, % of the baseline's")
     axes.spines[["top", "right"]].set_visible(False)
-    path = folder / FILE
+    path = folder / filenames.WATERFALL
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     return True

@@ -9,6 +9,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from optexp.records import filenames
 from optexp.records.verdict import REGRESSION_STATUS
 from optexp.result import Result, Verdict, worst_status
 from optexp.sweeps import sweep
@@ -21,7 +22,7 @@ class ExitStatus(Callback):
     """Reads the `result.json` files when all jobs are done, wherever a launcher ran them."""
 
     def on_run_end(self, config: DictConfig, **kwargs: Any) -> None:
-        path = Path(config.hydra.run.dir) / "result.json"
+        path = Path(config.hydra.run.dir) / filenames.RESULT
         # A job that left no result ended in a way that nothing could record.
         _finished.append((Result.read(path) if path.is_file() else Verdict.ERROR).exit_status)
 

@@ -23,6 +23,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from optexp.config import search_path
+from optexp.records import filenames
 from optexp.result import Result
 from optexp.support.nvml_count import count_by_nvml
 
@@ -55,7 +56,7 @@ class Job:
         """The record of this very work; None while the job has not ended."""
         try:
             mark = json.loads((self.folder / MARK).read_text())
-            return Result.read(self.folder / "result.json") if mark["key"] == self.key else None
+            return Result.read(self.folder / filenames.RESULT) if mark["key"] == self.key else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -71,12 +72,12 @@ class Job:
 
     def write_config(self) -> None:
         """The files that Hydra leaves when a job starts, for a job that never did."""
-        folder = self.folder / ".hydra"
-        if not (folder / "config.yaml").is_file():
-            folder.mkdir(parents=True, exist_ok=True)
-            OmegaConf.save(OmegaConf.masked_copy(self.config, ["hydra"]), folder / "hydra.yaml")
+        path = self.folder / filenames.HYDRA_CONFIG
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            OmegaConf.save(OmegaConf.masked_copy(self.config, ["hydra"]), self.folder / filenames.HYDRA_SETTINGS)
             rest = [str(key) for key in self.config if key != "hydra"]
-            OmegaConf.save(OmegaConf.masked_copy(self.config, rest), folder / "config.yaml")
+            OmegaConf.save(OmegaConf.masked_copy(self.config, rest), path)
 
     def at(self, folder: Path) -> Job:
         """The same job in another folder, on a machine that does not see its own."""
@@ -145,7 +146,7 @@ def run(job: Job, context: HydraContext) -> None:
         )
         if isinstance(error := done._return_value, Exception):
             traceback.print_exception(error)
-        elif (job.folder / "result.json").is_file():
+        elif (job.folder / filenames.RESULT).is_file():
             job.mark()
 
 

@@ -13,7 +13,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from optexp.result import Verdict
-from optexp.sweeps.study import FIGURES, Point, Study, heading
+from optexp.sweeps.figures import FIGURES, Point, heading
+from optexp.sweeps.study import Study
 
 BAR, HEIGHT = 0.3, 3.3  # inches: of a bar with its room, and of a panel with lines
 SHORT = 46  # characters of a verdict where a bar would stand

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from optexp.comparison.forecast import guess, rough
 from optexp.config import Experiment, resolve
+from optexp.records import filenames
 from optexp.sweeps.check import job_of_a_sweep
 from optexp.sweeps.job import Job
 from optexp.sweeps.start import without_hydra
@@ -127,7 +128,7 @@ def _plain(value: Any) -> Any:
 
 def history(folder: Path) -> Iterator[Past]:
     """Earlier jobs below a working folder, the newest first."""
-    files = [file for place in PLACES for file in (folder / place).rglob("result.json")]
+    files = [file for place in PLACES for file in (folder / place).rglob(filenames.RESULT)]
     files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
     for file in files[:NEWEST]:
         try:

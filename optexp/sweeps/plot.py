@@ -12,8 +12,9 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure  # without pyplot: no backend, no global state
 
+from optexp.sweeps.figures import Point, heading
 from optexp.sweeps.panels import Panel, drawable, label
-from optexp.sweeps.study import Point, Study, heading
+from optexp.sweeps.study import Study
 
 WIDTH = 5.5  # of a panel, in inches
 NARROW = 4.6  # of a panel in a page: its letters are to be read on a phone

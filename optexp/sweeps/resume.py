@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 import optexp
+from optexp.records import filenames
 from optexp.result import Result, Verdict
 from optexp.sweeps.job import MARK
 
@@ -124,7 +125,7 @@ def finished(folder: Path) -> dict[str, Path]:
     found = dict[str, Path]()
     for mark in sorted(folder.glob(f"*/{MARK}")):
         try:
-            result = Result.read(mark.parent / "result.json")
+            result = Result.read(mark.parent / filenames.RESULT)
             if result.verdict is not Verdict.ERROR and _same_device(result):
                 found[json.loads(mark.read_text())["key"]] = mark.parent
         except (OSError, ValueError, KeyError, TypeError):

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from optexp.config.sweep_settings import SweepSettings
 from optexp.errors import ConfigError
+from optexp.records import filenames
 from optexp.result import Result
 from optexp.sweeps import sweep
 from optexp.sweeps.launchers.engine import Engine
@@ -161,7 +162,7 @@ def distribution(override: Override) -> BaseDistribution:
 def step_us(folder: Path) -> float | None:
     """The candidate's step time in µs; None where it was not verified, not measured, or not recorded."""
     try:
-        result = Result.read(folder / "result.json")
+        result = Result.read(folder / filenames.RESULT)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return result.candidate.step_us if result.verdict.measured else None

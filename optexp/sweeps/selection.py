@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from optexp.comparison.adjudicate import adjudicate, facts_of
 from optexp.measurement.statistics import holm as holm
+from optexp.records import filenames
 from optexp.reporting.titles import titles
 from optexp.reporting.wording import agreeing, corrected_headline
 from optexp.result import ByItself, Result, Verdict, against_itself
@@ -78,7 +79,7 @@ def confirm(results: Mapping[Path, Result], folder: Path, run: Run) -> dict[Path
 
 def measured_again(job: Path, first: Result, output: Path, run: Run) -> Result:
     """What new processes find on other inputs; the first result where it cannot be measured here."""
-    config = OmegaConf.load(job / ".hydra" / "config.yaml")
+    config = OmegaConf.load(job / filenames.HYDRA_CONFIG)
     assert isinstance(config, DictConfig)
     config.seed += NEW_SEED
     if config.get("replay") is not None:  # other inputs, which a replay of this run meets again

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import sys
 import time
 from collections import Counter
@@ -20,8 +19,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from optexp.config.sweep_settings import SweepSettings
 from optexp.errors import TrackingError
-from optexp.records.patch import NAME, allowed
-from optexp.reporting.titles import titles
+from optexp.records import filenames
 from optexp.result import Result, Verdict, finite
 from optexp.sweeps.start import own_folder
 from optexp.sweeps.study import STEP, Study
@@ -71,8 +69,8 @@ class SweepCallback(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Rank what the jobs wrote down, print it with the answer of a study, and close the parent run."""
-        from optexp.reporting import summary, terminal
-        from optexp.sweeps import overview, page, selection
+        from optexp.reporting import ranking, summary, terminal
+        from optexp.sweeps import corrections, overview, page, selection
 
         folder, tags = Path(config.hydra.sweep.dir), {}
         try:
@@ -82,18 +80,19 @@ class SweepCallback(Callback):
                 results = summary.ranked(selection.corrected(list(found.values())))
                 for job, result in found.items():
                     if result.by_itself or result is not jobs_done[job]:
-                        correct(config, job, jobs_done[job], result)
+                        corrections.correct(config, job, jobs_done[job], result)
                 record(results, folder)
-                name_apart(config, list(jobs_done.values()), list(found.values()))
+                ranked = ranking.rows(results)
+                corrections.name_apart(config, list(jobs_done.values()), list(found.values()))
                 tags["optexp.verdict"] = counted(result.verdict for result in results)
                 console = terminal.output()
-                console.print("", terminal.sweep_table(results), "", sep="\n")
+                console.print("", terminal.sweep_table(ranked), "", sep="\n")
                 if study := Study.of(config):
                     note = answer(study, name(config), folder, console, found)
                 else:
-                    note = overview.markdown(results)
+                    note = overview.markdown(ranked)
                     page.write(name(config), found, folder)
-                (folder / overview.NOTE).write_text(note)
+                (folder / filenames.SWEEP_PAGE).write_text(note)
                 tags["mlflow.note.content"] = note
                 console.print(terminal.locations(folder, _parent))
         finally:
@@ -171,9 +170,8 @@ def abort(status: str = "KILLED") -> None:
 
 def read(folder: Path) -> dict[Path, Result]:
     """What the jobs below `folder` wrote down; a job that left nothing crashed in a way that nothing could record."""
-    return {
-        job: Result.read(job / "result.json") if (job / "result.json").is_file() else _lost(job) for job in jobs(folder)
-    }
+    records = {job: job / filenames.RESULT for job in jobs(folder)}
+    return {job: Result.read(path) if path.is_file() else _lost(job) for job, path in records.items()}
 
 
 def _again(config: DictConfig, output: Path) -> Result:
@@ -184,79 +182,34 @@ def _again(config: DictConfig, output: Path) -> Result:
 
 def jobs(folder: Path) -> list[Path]:
     """The folders of the jobs below `folder`, job 2 before job 10."""
-    found = [path.parent.parent for path in folder.rglob(".hydra/config.yaml")]
+    found = [path.parent.parent for path in folder.rglob(filenames.HYDRA_CONFIG)]
     # A folder may hold an older sweep; of launchers other than this package's the times tell it apart.
-    recent = [job for job in found if (job / ".hydra" / "config.yaml").stat().st_mtime >= _started - 1]
+    recent = [job for job in found if (job / filenames.HYDRA_CONFIG).stat().st_mtime >= _started - 1]
     mine = [job for job in found if job.absolute() in _expected] if _expected else recent
     return sorted(mine, key=lambda job: [int(part) if part.isdecimal() else part for part in _PARTS.split(str(job))])
 
 
-def correct(config: DictConfig, job: Path, first: Result, result: Result) -> None:
-    """Make a job's record and its MLflow run say what the sweep found; a record that is replaced stays in by_itself."""
-    from optexp.reporting import card, report
-
-    if result.by_itself and result.by_itself.again:
-        (job / "by_itself").mkdir(exist_ok=True)
-        for name in ("result.json", "report.html", "samples.parquet"):
-            if (job / name).is_file():
-                (job / name).replace(job / "by_itself" / name)
-        with suppress(FileNotFoundError):  # nothing was timed
-            shutil.copy(job / result.by_itself.again / "samples.parquet", job)
-    if not allowed(result.verdict, str(result.config.get("patch"))):
-        (job / NAME).unlink(missing_ok=True)
-        result.notes = [note for note in result.notes if not note.startswith(NAME)]
-    result.write(job / "result.json")
-    card.write(result, job)
-    report.write(result, job / "report.html")
-    if config.tracking.enabled:
-        from optexp.reporting import tracking
-
-        for run_id in _runs(first, result):
-            try:
-                tracking.reopen(config.tracking, run_id).correct(first, result, job)
-            except TrackingError as error:
-                print(f"optexp: what the sweep corrected is not in MLflow: {error}", file=sys.stderr)
-
-
-def _runs(first: Result, result: Result) -> list[str]:
-    """A job's runs in MLflow: its own, and that of its result where it was measured again."""
-    runs = dict.fromkeys(r.environment.get("mlflow_run") for r in (first, result))
-    return [run_id for run_id in runs if run_id]
-
-
-def name_apart(config: DictConfig, firsts: Sequence[Result], results: Sequence[Result]) -> None:
-    """Call MLflow's runs by the settings in which they differ, too, which none knew when it began."""
-    from optexp.reporting import tracking
-
-    if not config.tracking.enabled:
-        return
-    try:
-        for first, result, title in zip(firsts, results, titles(results), strict=True):
-            for run_id in _runs(first, result) if title != result.workload else ():
-                tracking.reopen(config.tracking, run_id).rename(f"{title} · {result.label}")
-    except TrackingError as error:
-        print(f"optexp: the settings of the jobs are not in the names of their runs: {error}", file=sys.stderr)
-
-
 def record(results: Sequence[Result], folder: Path) -> None:
-    """Write the ranking beside the jobs: sweep.json, the table, and pictures where something was measured."""
+    """Write the ranking beside the jobs: sweep.json, and pictures where something was measured."""
+    from optexp.reporting import ranking
     from optexp.sweeps import overview
 
+    ranked = ranking.rows(results)
     table = [
         {
-            "verdict": result.verdict,
-            "workload": title,
-            "strategy": result.label,
-            "speedup": vars(result.speedup) if result.speedup else None,
-            "step_us": result.candidate.step_us,
-            "peak_mib": result.candidate.peak_mib,
+            "verdict": row.verdict,
+            "workload": row.title,
+            "strategy": row.strategy,
+            "speedup": vars(row.speedup) if row.speedup else None,
+            "step_us": row.step_us,
+            "peak_mib": row.peak_mib,
             "headline": result.headline,
             "fingerprint": result.fingerprint,
         }
-        for result, title in zip(results, titles(results), strict=True)
+        for result, row in zip(results, ranked, strict=True)
     ]
-    (folder / "sweep.json").write_text(json.dumps(finite(table), indent=2) + "\n")
-    overview.draw(results, folder)
+    (folder / filenames.RANKING).write_text(json.dumps(finite(table), indent=2) + "\n")
+    overview.draw(ranked, folder)
 
 
 def answer(study: Study, name: str, folder: Path, console: Console, results: Mapping[Path, Result]) -> str:
@@ -264,9 +217,10 @@ def answer(study: Study, name: str, folder: Path, console: Console, results: Map
     from optexp.reporting import terminal
     from optexp.sweeps import page
     from optexp.sweeps.plot import draw
-    from optexp.sweeps.study import completed, markdown, points
+    from optexp.sweeps.study import completed, points
+    from optexp.sweeps.study_table import markdown
 
-    steps = [str(OmegaConf.select(OmegaConf.load(job / ".hydra" / "config.yaml"), STEP) or "") for job in jobs(folder)]
+    steps = [str(OmegaConf.select(OmegaConf.load(job / filenames.HYDRA_CONFIG), STEP) or "") for job in jobs(folder)]
     finished = list(zip(results.values(), steps, strict=True))
     study = completed(study, finished)
     found = points(study, finished)
@@ -277,7 +231,7 @@ def answer(study: Study, name: str, folder: Path, console: Console, results: Map
     picture = Path("plots") / f"{name}.png"
     drawn = draw(study, found, folder / picture)
     page.write(name, results, folder, told)
-    (folder / "study.md").write_text(markdown(name, study, found, str(picture) if drawn else None))
+    (folder / filenames.STUDY_PAGE).write_text(markdown(name, study, found, str(picture) if drawn else None))
     return markdown(name, study, found)
 
 
@@ -312,7 +266,7 @@ def name(config: DictConfig) -> str:
 def _lost(job: Path) -> Result:
     """A record for a job that could not write its own."""
     # Hydra wrote these down before the job began.
-    config, hydra = (OmegaConf.load(job / ".hydra" / name) for name in ("config.yaml", "hydra.yaml"))
+    config, hydra = (OmegaConf.load(job / name) for name in (filenames.HYDRA_CONFIG, filenames.HYDRA_SETTINGS))
     return Result(
         verdict=Verdict.ERROR,
         headline=f"ERROR: job {job.name} ended without a result",

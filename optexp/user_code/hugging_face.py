@@ -8,6 +8,7 @@ from typing import Any
 
 from optexp.errors import ConfigError
 from optexp.schema import suggest
+from optexp.user_code.described_input import Input
 from optexp.user_code.objects import Described, made
 
 BATCH, SEQUENCE = 4, 64  # sizes where `shapes` names no batch and no sequence
@@ -48,8 +49,8 @@ def _require_known(kind: type, given: Mapping[str, Any], key: str) -> None:
         raise ConfigError(f"{key}: {kind.__name__} has no {unknown[0]!r}{suggest(unknown[0], options)}")
 
 
-def inputs_of(found: Any, kwargs: Mapping[str, Any], sizes: Sequence[str], learns: bool) -> list[dict[str, Any]]:
-    """Descriptions of a batch that fits a class: token ids or images, and labels; empty where nothing is known.
+def inputs_of(found: Any, kwargs: Mapping[str, Any], sizes: Sequence[str], learns: bool) -> list[Input]:
+    """The inputs of a batch that fits a class: token ids or images, and labels; empty where nothing is known.
 
     Args:
         found: The class.
@@ -63,27 +64,27 @@ def inputs_of(found: Any, kwargs: Mapping[str, Any], sizes: Sequence[str], learn
         side = config.image_size
         height, width = (side, side) if isinstance(side, int) else side
         shape = [batch, getattr(config, "num_channels", 3), height, width]
-        return [{"name": main, "shape": shape}, *_labels(found, config, shape, learns)]
+        return [Input(shape, name=main), *_labels(found, config, shape, learns)]
     if main != "input_ids" or not hasattr(config, "get_text_config"):
         return []
     text = config.get_text_config()
     longest = getattr(text, "max_position_embeddings", None) or SEQUENCE
     shape = [batch, "sequence" if "sequence" in sizes else min(SEQUENCE, longest)]
     names = ["input_ids", *["decoder_input_ids"] * bool(getattr(config, "is_encoder_decoder", False))]
-    tokens = [{"name": name, "shape": shape, "dtype": "int64", "high": text.vocab_size} for name in names]
-    mask = {"name": "attention_mask", "shape": shape, "dtype": "int64", "low": 1, "high": 2}  # nothing is padding
+    tokens = [Input(shape, "int64", name, high=text.vocab_size) for name in names]
+    mask = Input(shape, "int64", "attention_mask", low=1, high=2)  # nothing is padding
     return [*tokens, mask, *_labels(found, config, shape, learns)]
 
 
-def _labels(found: type, config: Any, shape: Sequence[Any], learns: bool) -> list[dict[str, Any]]:
+def _labels(found: type, config: Any, shape: list[Any], learns: bool) -> list[Input]:
     name = found.__name__
     if not learns:
         return []
     if name.endswith(WORDS):
-        return [{"name": "labels", "shape": shape, "dtype": "int64", "high": config.get_text_config().vocab_size}]
+        return [Input(shape, "int64", "labels", high=config.get_text_config().vocab_size)]
     if not name.endswith((*CLASSES, "ForTokenClassification")):
         return []
     where = shape[:1] if name.endswith(CLASSES) else shape
     if config.num_labels == 1:  # a regression
-        return [{"name": "labels", "shape": where}]
-    return [{"name": "labels", "shape": where, "dtype": "int64", "high": config.num_labels}]
+        return [Input(where, name="labels")]
+    return [Input(where, "int64", "labels", high=config.num_labels)]

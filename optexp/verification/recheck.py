@@ -137,11 +137,30 @@ def judge_replay(
     Raises:
         NoYardstick: The baseline does not pass either.
     """
-    convey(yardstick.call(Arm.replay, end=end, timed=False, renewed=renewed), yardstick, reference)
-    if in_turns:
-        yardstick.call(Arm.rest)
+
+    def replay(arm: Client[Arm], timed: bool) -> None:
+        convey(arm.call(Arm.replay, end=end, timed=timed, renewed=renewed), arm, reference)
+        if in_turns:
+            arm.call(Arm.rest)
+
+    replay(yardstick, timed=False)
     reference.call(Reference.recall)
     reference.call(Reference.yardstick, step=TIMED)
+    _add_disturbed_runs(reference, yardstick, in_turns)
+    replay(candidate, timed)
+    findings = reference.call(Reference.judge, step=TIMED)
+    if not steady and not all(finding.ok for finding in findings):
+        for _ in range(SPREAD_RUNS):
+            replay(yardstick, timed=False)
+            if wrong := [m for m in reference.call(Reference.judge, step=TIMED) if not m.ok]:
+                raise NoYardstick(wrong[0])
+        replay(candidate, timed)
+        reference.call(Reference.judge, step=TIMED)  # `judge_timed` is about the step that was judged last
+    return [*findings, *reference.call(Reference.judge_timed, step=TIMED)] if timed else findings
+
+
+def _add_disturbed_runs(reference: Client[Reference], yardstick: Client[Arm], in_turns: bool) -> None:
+    """Widen the yardstick by runs of the baseline with a little noise, and with sums in another order."""
     info = reference.call(Reference.info)
     noisy, reassociated = info.noisy_steps, 0 if in_turns else info.reassociated_runs
     if noisy or reassociated:
@@ -150,15 +169,3 @@ def judge_replay(
     take_yardsticks(orders(yardstick, reassociated, [TIMED]), yardstick, reference)
     if in_turns:
         yardstick.call(Arm.rest)
-    convey(candidate.call(Arm.replay, end=end, timed=timed, renewed=renewed), candidate, reference)
-    if in_turns:
-        candidate.call(Arm.rest)
-    findings = reference.call(Reference.judge, step=TIMED)
-    if not steady and not all(finding.ok for finding in findings):
-        for _ in range(SPREAD_RUNS):
-            convey(yardstick.call(Arm.replay, end=end, timed=False, renewed=renewed), yardstick, reference)
-            if wrong := [m for m in reference.call(Reference.judge, step=TIMED) if not m.ok]:
-                raise NoYardstick(wrong[0])
-        convey(candidate.call(Arm.replay, end=end, timed=timed, renewed=renewed), candidate, reference)
-        reference.call(Reference.judge, step=TIMED)  # what it returned is judged next
-    return [*findings, *reference.call(Reference.judge_timed, step=TIMED)] if timed else findings

@@ -6,13 +6,11 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
 import torch
-from torch import Tensor
 
 from optexp.errors import ConfigError, NotCovered
 from optexp.export.patch import applied_at, patch
@@ -21,6 +19,7 @@ from optexp.records.patch import Patch
 from optexp.schema import suggest, typed
 from optexp.strategy import Notes, Strategy
 from optexp.user_code.adapters import maker
+from optexp.user_code.described_input import Input, draw, names_of
 from optexp.user_code.hugging_face import inputs_of, may_describe_itself, with_config
 from optexp.user_code.importing import import_file, require_file
 from optexp.user_code.listing import Spelled
@@ -31,58 +30,6 @@ from optexp.user_code.patched import defined_in, user_file
 from optexp.user_code.workload import UserWorkload
 
 NO_INPUTS = "workload=module: give the inputs of target, as in workload.inputs=[{shape:[32,128]}]"
-INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
-
-
-@dataclass
-class Input:
-    """One input of the model. Real values are normal, or uniform from `low` to `high`. Integers lie in low … high − 1;
-    both ends occur.
-
-    shape:  sizes, or names of sizes that `shapes` gives
-    name:   of a keyword argument; None is the next position
-    """
-
-    shape: list[Any] = field(default_factory=list)
-    dtype: str = field(default="float32", metadata={"choices": ("float32", *INTEGERS, "bool")})
-    name: str | None = None
-    low: float | None = None
-    high: float | None = None
-
-    def __post_init__(self) -> None:
-        if wrong := [size for size in self.shape if isinstance(size, int) and size < 0]:
-            raise ValueError(f"shape={self.shape}: {wrong[0]} must not be negative")
-        if self.dtype in INTEGERS and self.high is None:
-            raise ValueError(f"dtype={self.dtype} needs high: integers are drawn from low (0) to high − 1")
-        if self.dtype == "float32" and (self.low is None) != (self.high is None):
-            raise ValueError("low and high belong together; without both, values are normal")
-
-    def spelled(self) -> str:
-        """Source of an expression that draws this input; unlike `draw` it forces no ends of integers."""
-        shape = f"[{', '.join(map(str, self.shape))}]"
-        if self.dtype == "bool":
-            return f"torch.rand({shape}, device=device) < 0.5"
-        if self.high is None:
-            return f"torch.randn({shape}, device=device)"
-        low = self.low or 0
-        if self.dtype == "float32":
-            return f"{low} + {self.high - low} * torch.rand({shape}, device=device)"
-        return f"torch.randint({int(low)}, {int(self.high)}, {shape}, dtype=torch.{self.dtype}, device=device)"
-
-    def draw(self, sizes: Mapping[str, int], device: torch.device) -> Tensor:
-        shape = [size if isinstance(size, int) else sizes[size] for size in self.shape]
-        if self.dtype == "bool":
-            return torch.rand(shape, device=device) < 0.5
-        if self.high is None:
-            return torch.randn(shape, device=device)
-        low = self.low or 0
-        if self.dtype == "float32":
-            return low + (self.high - low) * torch.rand(shape, device=device)
-        drawn = torch.randint(int(low), int(self.high), shape, dtype=getattr(torch, self.dtype), device=device)
-        if len(flat := drawn.view(-1)) > 1:  # both ends occur: 0 is often padding
-            ends = torch.randperm(len(flat), device=device)[:2]
-            flat[ends] = torch.tensor([int(low), int(self.high) - 1], dtype=flat.dtype, device=device)
-        return drawn
 
 
 @dataclass
@@ -155,10 +102,10 @@ class Module(UserWorkload):
         if self.inputs or self.target is None:
             return self.described()
         found, sizes = find(self.target, "workload.target"), [name for shape in self.shapes for name in shape]
-        given = inputs_of(found, self.made_with(found)[1], sizes, learns=self.mode != "forward")
-        if not given:
+        implied = inputs_of(found, self.made_with(found)[1], sizes, learns=self.mode != "forward")
+        if not implied:
             raise ConfigError(NO_INPUTS)
-        return [typed(Input, value, "workload.inputs") for value in given]
+        return implied
 
     def notes(self) -> list[str]:
         if self.inputs or self.target is None:
@@ -270,17 +217,6 @@ class Module(UserWorkload):
         if len(values) == 2 and isinstance(values[0], (list, tuple)) and isinstance(values[1], dict):
             return values[0], values[1]
         return values, {}
-
-
-def draw(described: Sequence[Input], sizes: Mapping[str, int], device: torch.device) -> dict[str, Tensor]:
-    """Inputs by name or position."""
-    return {name: one.draw(sizes, device) for name, one in zip(names_of(described), described, strict=True)}
-
-
-def names_of(described: Sequence[Input]) -> list[str]:
-    """Names of inputs; a position stands for a name that is None."""
-    positions = count()
-    return [one.name or str(next(positions)) for one in described]
 
 
 def _call_inputs(function: Callable[..., Any], file: ModuleType, sizes: Mapping[str, int], device: torch.device) -> Any:

@@ -22,7 +22,8 @@ from omegaconf import DictConfig, OmegaConf
 from optexp.reporting import summary
 from optexp.result import Result
 from optexp.support.units import at_least, ratio
-from optexp.sweeps.study import STEP, Study, completed, points, table
+from optexp.sweeps.study import STEP, Study, completed, points
+from optexp.sweeps.study_table import table
 
 PAGES = Path(__file__).parents[2] / "experiments" / "results"
 MARKS = ("<!-- measured -->", "<!-- /measured -->")

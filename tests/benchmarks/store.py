@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from optexp.commands.ui import HOST, free_port
-from optexp.reporting import logged, report, tracking
+from optexp.reporting import logged, mlflow_store, report, tracking
 from optexp.result import Result
 
 RECORD = Path(__file__).parents[1] / "results" / "faster.json"
@@ -51,7 +51,7 @@ def job(folder: Path) -> Path:
 
 def log(uri: str, folder: Path, count: int, first: int = 0) -> list[float]:
     """Log runs one after the other; returns the seconds of each."""
-    result, store, seconds = Result.read(RECORD), tracking.Store(uri, EXPERIMENT), []
+    result, store, seconds = Result.read(RECORD), mlflow_store.Store(uri, EXPERIMENT), []
     for number in range(first, first + count):
         one = replace(result, strategy=[STRATEGIES[number % len(STRATEGIES)]], workload=f"mlp{number % 20}")
         begin = time.perf_counter()
@@ -64,7 +64,7 @@ def log(uri: str, folder: Path, count: int, first: int = 0) -> list[float]:
 
 def logged_by(uri: str, folder: Path, runs: int, processes: int) -> list[float]:
     """The same by several processes at once."""
-    tracking.start(tracking.Store(uri, EXPERIMENT), "first").finish()  # makes the store
+    tracking.start(mlflow_store.Store(uri, EXPERIMENT), "first").finish()  # makes the store
     if processes == 1:
         return log(uri, folder, runs)
     share = runs // processes
@@ -77,7 +77,7 @@ def answers(uri: str) -> list[tuple[str, float]]:
     """What the server takes for the requests of each page, in seconds."""
     port = free_port()
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--port", str(port)]
-    quiet = os.environ | tracking.DEFAULTS | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    quiet = os.environ | mlflow_store.DEFAULTS | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     server = subprocess.Popen(
         [*command, "--workers", "1"], env=quiet, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         start_new_session=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from textwrap import dedent
 
@@ -50,12 +51,27 @@ def test_results_end_with_what_they_were_computed_from(
     assert before.golden, "a new object, and not the old one emptied"
 
 
-def test_steps_aside_are_not_remembered(fp64: Fp64Reference) -> None:
+@pytest.mark.parametrize("context", [Fp64Reference.aside, Fp64Reference.unremembered])
+def test_steps_aside_are_not_remembered(
+    fp64: Fp64Reference, context: Callable[[Fp64Reference], AbstractContextManager[None]]
+) -> None:
     before = fp64.results
-    with fp64.aside():
+    with context(fp64):
         fp64.step(1, fp64.initial)
     assert fp64.results is before
     assert before.golden.keys() == {0}
+
+
+@pytest.mark.parametrize(("context", "kept"), [(Fp64Reference.aside, True), (Fp64Reference.unremembered, False)])
+def test_only_a_step_aside_leaves_the_state_alone(
+    net: type, context: Callable[[Fp64Reference], AbstractContextManager[None]], kept: bool
+) -> None:
+    fp64 = Fp64Reference(net(mode="train"), CPU, torch.float32, 7)
+    fp64.draw(0, 2, NORMAL)
+    before = {name: tensor.clone() for name, tensor in fp64.program.state().items()}
+    with context(fp64):
+        fp64.step(1, {name: tensor + 1 for name, tensor in fp64.initial.items()})
+    assert all(torch.equal(tensor, before[name]) for name, tensor in fp64.program.state().items()) is kept
 
 
 @pytest.mark.parametrize("beside", ["on the host", "for inputs"])

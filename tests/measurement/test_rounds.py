@@ -40,13 +40,12 @@ from tests.measurement.test_controls import rounds as with_controls
 
 def measured(session: Any, check: Callable[[measure.Timed], None] = lambda timed: None) -> measure.Timed:
     """All that is timed; `check` is the verification of the timed process."""
-    with measure.timing(session) as timed:
-        measure.rounds(session, timed)
+
+    def checked(timed: measure.Timed) -> bool:
         check(timed)
-        timed.close_arms()
-        measure.judge_controls(session, timed)
-        measure.explain_the_host(session, timed)
-    return timed
+        return True
+
+    return measure.measure(session, checked)
 
 
 def job(folder: Path, *overrides: str) -> Result:
@@ -217,6 +216,7 @@ def test_controls_that_found_the_delay_are_remembered_and_say_from_when(
         settings=MeasurementSettings(), result=result, experiment=SimpleNamespace(seed=0), draws=Draws("key"),
         check_identities=lambda arms: None, watch=Stopwatch(),
         progress=SimpleNamespace(update=lambda *args, **kwargs: None), isolated=False,
+        pool=SimpleNamespace(homes=None), refuse_edits=Mock(),
         machine=SimpleNamespace(cores=[1], gpu=SimpleNamespace(free_mib=lambda: None)), output=tmp_path,
     )  # fmt: skip
     for again in (False, True):
@@ -257,6 +257,8 @@ def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, m
         progress=SimpleNamespace(update=lambda *args, **kwargs: None),
         output=tmp_path,
         isolated=True,
+        pool=SimpleNamespace(homes=None),
+        refuse_edits=Mock(),
         machine=SimpleNamespace(gpu=None, cores=[1], own_cores={0, 1}),
     )
     timed = measured(session)
@@ -324,7 +326,8 @@ def test_what_was_measured_is_written_down_however_it_ends(
     session = SimpleNamespace(
         settings=MeasurementSettings(controls=False, processes_min=2), draws=Draws("key"),
         check_identities=lambda arms: None,
-        watch=Stopwatch(), machine=SimpleNamespace(gpu=None, cores=[1]), isolated=False, output=tmp_path,
+        watch=Stopwatch(), machine=SimpleNamespace(gpu=None, cores=[1]), isolated=False,
+        pool=SimpleNamespace(homes=None), refuse_edits=Mock(), output=tmp_path,
         result=Result(Verdict.ERROR, "", "mlp", [], "cpu", 0),
         progress=SimpleNamespace(update=lambda *args, **kwargs: None),
     )  # fmt: skip
@@ -351,6 +354,7 @@ def test_controls_that_were_run_again_are_written_down(tmp_path: Path, monkeypat
     session = SimpleNamespace(
         settings=MeasurementSettings(), draws=Draws("key"), check_identities=lambda arms: None, watch=Stopwatch(),
         machine=SimpleNamespace(gpu=None, cores=[1]), isolated=False,
+        pool=SimpleNamespace(homes=None), refuse_edits=Mock(),
         result=Result(Verdict.ERROR, "", "mlp", [], "cpu", 0), output=tmp_path,
         progress=SimpleNamespace(update=lambda *args, **kwargs: None),
     )  # fmt: skip

@@ -13,12 +13,13 @@ from pyarrow import parquet
 from optexp.measurement import samples_file
 from optexp.measurement.gpu import Reading
 from optexp.measurement.samples import COLD, RETRIED, SAME, UNBOUND, Pair, Sample
+from optexp.records import filenames
 from tests.measurement.samples import constant, made, timing
 
 
 def read(samples: list[Sample], folder: Path) -> list[dict]:  # type: ignore[type-arg]
-    samples_file.write(samples, folder / samples_file.FILE)
-    return list(parquet.read_table(folder / samples_file.FILE).to_pylist())
+    samples_file.write(samples, folder / filenames.SAMPLES)
+    return list(parquet.read_table(folder / filenames.SAMPLES).to_pylist())
 
 
 def test_every_block_is_there_and_gives_the_same_ratio(tmp_path: Path) -> None:
@@ -57,12 +58,12 @@ def test_blocks_that_no_verdict_rests_on_are_there_and_of_a_kind_of_their_own(tm
     free.aim = UNBOUND
     rows = read([main, again, free], tmp_path)
     assert [row["kind"] for row in rows[::2]] == ["main"] * 2 + ["retried main", "retried same"] + ["unbound main"] * 2
-    assert len(samples_file.pairs(tmp_path / samples_file.FILE, cold=False)) == 1
+    assert len(samples_file.pairs(tmp_path / filenames.SAMPLES, cold=False)) == 1
 
 
 def test_nothing_is_written_of_nothing(tmp_path: Path) -> None:
-    samples_file.write([], tmp_path / samples_file.FILE)
-    samples_file.write([Sample()], tmp_path / samples_file.FILE)
+    samples_file.write([], tmp_path / filenames.SAMPLES)
+    samples_file.write([Sample()], tmp_path / filenames.SAMPLES)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from optexp.records import filenames
 from optexp.records.measurement import Cost
 from optexp.reporting import card
 from optexp.result import Result, Verdict
@@ -62,7 +63,7 @@ def test_a_patch_of_the_users_file_goes_before_the_script(tmp_path: Path) -> Non
 def test_no_card_for_what_nobody_proposes(verdict: Verdict, tmp_path: Path) -> None:
     """Also none is left of a verdict that a sweep corrected."""
     (tmp_path / "plots").mkdir()
-    for name in (card.CARD, card.PICTURE):
+    for name in (filenames.CARD, filenames.CARD_PICTURE):
         (tmp_path / name).touch()
     card.write(replace(RESULTS[verdict], strategy=["fusion"]), tmp_path)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []

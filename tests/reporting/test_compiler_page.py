@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from optexp.comparison.compiler_evidence import name_breaks
+from optexp.records import filenames
 from optexp.records.compiler import (
     CompiledGraph,
     CompilerEvidence,
@@ -88,7 +89,7 @@ def test_the_page_puts_stages_side_by_side(result: Result, tmp_path: Path) -> No
     file.parent.mkdir(parents=True)
     file.write_text('def forward(self, x: "f32[4]"):\n    return x < 1\n')
     compiler_page.write(result, tmp_path)
-    page = (tmp_path / compiler_page.NAME).read_text()
+    page = (tmp_path / filenames.COMPILER_PAGE).read_text()
     assert "return x &lt; 1" in page
     assert all(title in page for title in compiler_page.TITLES.values())
     assert "not in the log: the code came from a cache that holds none" in page
@@ -98,7 +99,7 @@ def test_the_page_puts_stages_side_by_side(result: Result, tmp_path: Path) -> No
 
 def test_no_page_where_nothing_was_compiled(tmp_path: Path) -> None:
     compiler_page.write(Result(Verdict.SAME, "", "net", [], "cpu", 0), tmp_path)
-    assert not (tmp_path / compiler_page.NAME).exists()
+    assert not (tmp_path / filenames.COMPILER_PAGE).exists()
 
 
 def test_a_note_names_what_no_evidence_names(result: Result) -> None:

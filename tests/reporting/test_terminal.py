@@ -12,7 +12,7 @@ from rich.console import Console
 
 from optexp.records.measurement import About, Cache, Control, Measurement, Severity, Watch
 from optexp.records.profile import ArmProfile, ProfileRecord
-from optexp.reporting import summary, terminal
+from optexp.reporting import ranking, summary, terminal
 from optexp.reporting.titles import titles
 from optexp.result import ArmSummary, Problem, Result, Verdict
 
@@ -202,14 +202,14 @@ def test_the_record_is_named_where_it_is(
 
 
 def test_brackets_of_a_strategy_are_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.output().print(terminal.sweep_table([RESULTS[Verdict.INVALID]]))
+    terminal.output().print(terminal.sweep_table(ranking.rows([RESULTS[Verdict.INVALID]])))
     assert "fusion[mode=default]" in capsys.readouterr().out
 
 
 def test_no_line_of_a_pipe_ends_in_blanks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for result in RESULTS.values():
         terminal.show(result, tmp_path)
-    terminal.output().print(terminal.sweep_table(list(RESULTS.values())))
+    terminal.output().print(terminal.sweep_table(ranking.rows(list(RESULTS.values()))))
     lines = capsys.readouterr().out.splitlines()
     assert lines
     assert not [line for line in lines if line != line.rstrip()]

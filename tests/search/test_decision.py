@@ -13,6 +13,7 @@ from optexp.comparison.goal import Goal
 from optexp.comparison.hand_over import stack_yaml
 from optexp.config.auto_settings import AutoSettings
 from optexp.errors import ConfigError
+from optexp.records import filenames
 from optexp.records.measurement import Cost, Measurement
 from optexp.records.trials import Ablation, Contribution, Figures, Gain, Search, Trial
 from optexp.reporting import report, terminal, trial_sections, waterfall
@@ -171,7 +172,7 @@ def test_the_waterfall_ends_with_the_measurement_anew(tmp_path: Path) -> None:
     assert [bar.label for bar in bars] == ["baseline", "+ amp", "+ fusion", "amp+fusion, measured anew"]
     assert [bar.share for bar in bars] == pytest.approx([1, 1 / 1.25, 1 / 1.25**2, 1 / 1.5])
     assert waterfall.draw(result, tmp_path)
-    assert (tmp_path / waterfall.FILE).read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / filenames.WATERFALL).read_bytes().startswith(b"\x89PNG")
     assert not waterfall.draw(WINNER, tmp_path / "none")
     assert terminal.render(result)
 

@@ -14,7 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from optexp.records.measurement import Cost, Measurement
 from optexp.records.profile import ArmProfile, Calibration, ProfileRecord, TopEntry
 from optexp.result import ArmSummary, Result, Speedup, Verdict
-from optexp.sweeps.study import FIGURES, Study, heading
+from optexp.sweeps.figures import FIGURES, heading
+from optexp.sweeps.study import Study
 from tests.benchmarks.results import cells
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from optexp.reporting.ranking import RankedRow
 from optexp.result import Result, Speedup, Verdict
 from optexp.sweeps import page
 from optexp.sweeps.curves import scaling
@@ -33,7 +34,8 @@ def job(workload: str, strategy: str, verdict: Verdict = Verdict.FASTER, low: fl
 
 def placed(*results: Result) -> list[page.Job]:
     """Jobs without a page of their own."""
-    return [page.Job(Path(str(number)), result, result.workload, "") for number, result in enumerate(results)]
+    named = enumerate(results)
+    return [page.Job(Path(str(number)), result, RankedRow.of(result, result.workload)) for number, result in named]
 
 
 def swept(folder: Path) -> dict[Path, Result]:
@@ -90,8 +92,8 @@ def test_tables_are_for_other_programs_and_for_people(tmp_path: Path) -> None:
 
 def test_no_map_where_one_thing_varies() -> None:
     jobs = placed(job("mlp", "fusion"), job("mlp", "amp"))
-    assert page.heat(jobs) is None
-    assert page.heat(jobs[:1]) is None
+    assert page.page("one workload", jobs).heat is None
+    assert page.page("one job", jobs[:1]).heat is None
 
 
 def test_the_map_shows_the_best_of_jobs_with_the_same_names() -> None:
@@ -101,9 +103,9 @@ def test_the_map_shows_the_best_of_jobs_with_the_same_names() -> None:
         job("gelu", "amp", low=2.0),
         job("mlp", "fusion", Verdict.INCONCLUSIVE, 0.9),
     ]
-    found = page.heat(placed(*ranked))
+    found = page.page("two presets", placed(*ranked)).heat
     assert found is not None
-    assert found.rows[0][1][0].said == "≥ 3.00×"
+    assert found.ratio("mlp", "fusion") == "≥ 3.00×"
 
 
 def test_profiles_propose_what_to_try() -> None:

@@ -18,11 +18,13 @@ from optexp.config import overrides, resolve
 from optexp.errors import ConfigError
 from optexp.profiling.roofline import matrix_flop
 from optexp.records.profile import ArmProfile, Calibration, ProfileRecord
-from optexp.reporting import summary, terminal
+from optexp.reporting import ranking, summary, terminal
 from optexp.result import ArmSummary, Result, Speedup, Verdict, worst_status
 from optexp.sweeps import sweep
 from optexp.sweeps.exit_status import answering
-from optexp.sweeps.study import FIGURES, Point, Study, completed, markdown, points, remarks, table
+from optexp.sweeps.figures import FIGURES, Point
+from optexp.sweeps.study import Study, completed, points
+from optexp.sweeps.study_table import markdown, remarks, table
 from optexp.trace import Op, Span, Trace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -344,7 +346,7 @@ def test_products_are_counted_and_other_operators_are_not() -> None:
 def test_profiles_are_listed_in_their_order_with_time_and_reason(capsys: pytest.CaptureFixture[str]) -> None:
     results = [profiled(size, 10.0 * size, 2e6, 4e11) for size in (8, 2, 4)]
     assert summary.ranked(results) == results
-    terminal.output().print(terminal.sweep_table(results))
+    terminal.output().print(terminal.sweep_table(ranking.rows(results)))
     lines = capsys.readouterr().out.splitlines()
     assert "estimate" not in lines[0]
     assert [line.split()[:3] for line in lines[1:4]] == [["PROFILED", f"{10 * s}", "µs"] for s in (8, 2, 4)]

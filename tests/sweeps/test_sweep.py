@@ -18,6 +18,7 @@ from optexp.errors import TrackingError
 from optexp.reporting import tracking
 from optexp.result import ByItself, Result, Verdict
 from optexp.sweeps import exit_status, selection, sweep
+from optexp.sweeps.corrections import name_apart
 
 EXAMPLES = Path(__file__).parents[1] / "results"
 
@@ -234,7 +235,7 @@ def test_runs_that_differ_by_a_setting_are_called_by_it(corrections: Corrections
         result.config["workload.size"] = 64 << number
         result.environment["mlflow_run"] = f"run {number}"
     again = replace(firsts[1], environment={"mlflow_run": "run 2"})
-    sweep.name_apart(config(tmp_path), firsts, [firsts[0], again])
+    name_apart(config(tmp_path), firsts, [firsts[0], again])
     small, large = (f"{again.workload} size={size} · {again.label}" for size in (64, 128))
     assert corrections.done == ["run 0", small, "run 1", large, "run 2", large]
 
@@ -242,7 +243,7 @@ def test_runs_that_differ_by_a_setting_are_called_by_it(corrections: Corrections
 def test_runs_that_differ_by_their_stacks_alone_keep_their_names(corrections: Corrections, tmp_path: Path) -> None:
     faster = Result.read(EXAMPLES / "faster.json")
     results = [replace(faster, strategy=stack, environment={"mlflow_run": stack[0]}) for stack in (["amp"], ["fusion"])]
-    sweep.name_apart(config(tmp_path), results, results)
+    name_apart(config(tmp_path), results, results)
     assert corrections.done == []
 
 

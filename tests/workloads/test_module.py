@@ -13,8 +13,9 @@ from optexp.errors import ConfigError
 from optexp.program import Program, tensors_of
 from optexp.program.feeds import LoaderFeed
 from optexp.schema import build
+from optexp.user_code.described_input import Input
 from optexp.user_code.train_step import TrainStep
-from optexp.workloads.module import Input, Module
+from optexp.workloads.module import Module
 
 CPU = torch.device("cpu")
 LINEAR = {"target": "torch.nn:Linear", "args": [8, 4], "inputs": [{"shape": [16, 8]}]}

@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from optexp.comparison import runner
 from optexp.config import search_path
-from optexp.measurement import samples_file
+from optexp.records import filenames
 from optexp.workloads.sleep import Sleep
 
 
@@ -39,7 +39,7 @@ def test_fifty_milliseconds_are_measured_as_fifty(tmp_path: Path):
     result = runner.run(config, tmp_path)
     assert result.verdict.measured, result.headline
     late = median(_sleep_s(0.05) for _ in range(20)) - 0.05
-    blocks = parquet.read_table(tmp_path / samples_file.FILE).to_pylist()
+    blocks = parquet.read_table(tmp_path / filenames.SAMPLES).to_pylist()
     for name in ("baseline", "candidate"):
         steps = sorted(block["wall_us"] for block in blocks if block["arm"] == name)
         assert len(steps) >= 10

@@ -15,15 +15,7 @@ from optexp.comparison.conclusion import conclude
 from optexp.comparison.evaluation import Evaluation, examine, members
 from optexp.comparison.explained import explain_the_timed
 from optexp.comparison.known_baseline import KnownBaseline
-from optexp.comparison.measure import (
-    Timed,
-    explain_the_host,
-    judge_controls,
-    refuse_company,
-    rounds,
-    say_how_to_lock,
-    timing,
-)
+from optexp.comparison.measure import Timed, measure, refuse_company, say_how_to_lock
 from optexp.comparison.physics import least_us
 from optexp.comparison.profiles import show_where_time_goes
 from optexp.comparison.session import Session
@@ -99,15 +91,14 @@ def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) 
         result.explanation, result.profile.difference = [], None
         say_how_to_lock(session)
     else:
-        with timing(session, fresh=session.pool.homes is not None) as timed:
-            rounds(session, timed)
+
+        def verified(timed: Timed) -> bool:
             verify_timed(candidate.referee, timed.arms, timed.samples)
-            timed.close_arms()
-            if adjudicate(facts):  # the timed process is not the verified one
-                return
-            judge_controls(session, timed)
-            explain_the_host(session, timed)
-        session.refuse_edits()
+            return adjudicate(facts) is None
+
+        timed = measure(session, verified)
+        if adjudicate(facts):  # the timed process is not the verified one
+            return
         candidate.referee.leave()
         settle(session, facts, timed, candidate, known)
 
