@@ -138,6 +138,13 @@ class Module(UserWorkload):
     def name(self) -> str:
         return self.target.replace(":", ".").rpartition(".")[2] if self.target else Path(self.path or "").stem
 
+    @property
+    def inputs_key(self) -> str:
+        if self.inputs:
+            return "workload.inputs"
+        has_loader = self.path is not None and self.parts.loader is not None
+        return f"{self.names.loader if has_loader else self.names.inputs}()" if self.path else "drawn for this class"
+
     def code(self) -> list[bytes]:
         file = Path(self.path).expanduser() if self.path else source(self.target or "")
         return super().code() + ([file.read_bytes()] if file and file.is_file() else [])
