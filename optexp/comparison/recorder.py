@@ -101,10 +101,17 @@ class Recorder:
             interrupted(self.session.result, error, self.session.progress.name)
             with tolerating(self.session.result.notes):
                 self._write(self.session.result)
+                if self.show is not silent:
+                    self.session.progress.stop()
+                    terminal.show_interrupted(self.session.result, self.output)
         if kind is not None and self.run is not None:
             with suppress(TrackingError):
                 self.run.finish("KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED")
             (self.output / tracking.OPEN).unlink(missing_ok=True)
+
+
+def silent(result: Result, folder: Path, run: object = None) -> None:
+    """Nothing is printed of a comparison that is one of several: their job shows them all."""
 
 
 def interrupted(result: Result, error: KeyboardInterrupt, phase: str) -> None:
@@ -138,6 +145,8 @@ def not_built(
         interrupted(result, error, "its start")
     with tolerating(result.notes):
         result.write(output / "result.json")
-    if not isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt):
+        terminal.show_interrupted(result, output)
+    else:
         show(result, output, None)
     return result

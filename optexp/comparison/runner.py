@@ -15,7 +15,7 @@ from optexp.comparison import gpu_lock, regression
 from optexp.comparison.adjudicate import Decision, Facts, adjudicate
 from optexp.comparison.forecast import guess, welcome
 from optexp.comparison.known_baseline import KnownBaseline
-from optexp.comparison.recorder import Recorder, not_built
+from optexp.comparison.recorder import Recorder, not_built, silent
 from optexp.comparison.session import Session
 from optexp.config import Experiment, resolve, search_path
 from optexp.errors import ConfigError, Distrusted, Failure, NoReference, Unsupported
@@ -80,13 +80,9 @@ def run_beside(
     session = Session(experiment, job.device, output, Stopwatch(), progress)
     session.work, session.known_baseline = job.work, known_baseline
     parent = job.result.environment.get("mlflow_run")
-    with Recorder(session, _silent, parent) as recorder:
+    with Recorder(session, silent, parent) as recorder:
         perform(session, recorder)
     return session.result
-
-
-def _silent(result: Result, folder: Path, run: object = None) -> None:
-    """Nothing is printed."""
 
 
 def perform(session: Session, recorder: Recorder) -> None:

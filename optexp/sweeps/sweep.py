@@ -40,6 +40,7 @@ _PARTS = re.compile(r"(\d+)")
 
 _parent: Run | None = None
 _started = 0.0
+_folder: Path | None = None  # of the sweep that is under way
 _expected: list[Path] = []  # folders of this sweep's jobs, as far as its launcher says
 
 
@@ -71,9 +72,11 @@ class SweepCallback(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Rank what the jobs wrote down, print it with the answer of a study, and close the parent run."""
+        global _folder
         from optexp.reporting import summary, terminal
         from optexp.sweeps import overview, page, selection
 
+        _folder = None
         folder, tags = Path(config.hydra.sweep.dir), {}
         try:
             jobs_done = read(folder)
@@ -106,10 +109,11 @@ def begin(config: DictConfig) -> None:
     Raises:
         ConfigError: no folder can be made there.
     """
-    global _parent
+    global _parent, _folder
     settings = SweepSettings.of(config)
     if not settings.resume:
         own_folder(config, "sweep")
+    _folder = Path(config.hydra.sweep.dir)
     if not config.tracking.enabled:
         return
     from optexp.reporting import tracking
@@ -166,6 +170,12 @@ def _earlier_run(config: DictConfig, kept: Path) -> Run | None:
 
 def abort(status: str = "KILLED") -> None:
     """Close the parent run of a sweep that was interrupted: Hydra calls nobody then."""
+    global _folder
+    folder, _folder = _folder, None
+    if folder is not None and status == "KILLED":
+        from optexp.sweeps import so_far
+
+        so_far.show(folder, len(_expected))
     _finish(status)
 
 
