@@ -101,9 +101,10 @@ def test_a_sweep_over_stacks_with_an_option_of_one_member(cli: Cli, ran: list[st
     assert ran == ["fusion[fullgraph=True]", "amp+fusion[fullgraph=True]", f"cuda_graph ({option})"]
 
 
-def test_a_sweep_over_an_option(cli: Cli, ran: list[str]) -> None:
+def test_a_sweep_over_an_option(cli: Cli, ran: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli("-m", "strategy=fusion", "strategy.fusion.mode=default,reduce-overhead") == 0
     assert ran == ["fusion", "fusion[mode=reduce-overhead]"]
+    assert "optexp: 2 jobs, about " in capsys.readouterr().err
 
 
 def test_a_key_that_only_some_workloads_have_is_applied_where_it_fits(
@@ -112,7 +113,7 @@ def test_a_key_that_only_some_workloads_have_is_applied_where_it_fits(
     assert cli("-m", "workload=gelu,mlp", "workload.layers=2") == 0
     note = "workload.layers=2 does not apply to gelu: ignored"
     assert ran == [f"baseline ({note})", "baseline"]
-    assert capsys.readouterr().err == f"optexp: {note}\n"
+    assert capsys.readouterr().err.startswith(f"optexp: {note}\noptexp: 2 jobs, about ")
 
 
 @pytest.mark.parametrize(

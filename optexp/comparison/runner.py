@@ -13,12 +13,13 @@ from omegaconf import DictConfig
 
 from optexp.comparison import gpu_lock, regression
 from optexp.comparison.adjudicate import Decision, Facts, adjudicate
-from optexp.comparison.forecast import guess, welcome
+from optexp.comparison.forecast import welcome
 from optexp.comparison.known_baseline import KnownBaseline
 from optexp.comparison.recorder import Recorder, not_built, silent
 from optexp.comparison.session import Session
 from optexp.config import Experiment, resolve, search_path
 from optexp.errors import ConfigError, Distrusted, Failure, NoReference, Unsupported
+from optexp.measurement.machine_load import MachineLoad
 from optexp.records.folder import full, refusal, tolerating
 from optexp.records.patch import NAME, allowed
 from optexp.reporting import terminal
@@ -56,7 +57,8 @@ def run(
             with watch.phase("import"):
                 session = Session(experiment, device, output, watch, progress)
             if not search_path.in_sweep():
-                progress.expect(guess(experiment)[0], f"optexp: {welcome(experiment)}")
+                session.told_s, said = welcome(experiment, MachineLoad.now())
+                progress.expect(session.told_s, f"optexp: {said}")
         except KeyboardInterrupt as error:
             not_built(error, config, output)
             raise

@@ -16,7 +16,7 @@ from uuid import uuid4
 import torch
 
 from optexp.comparison.edits import Files
-from optexp.comparison.forecast import TOLD_S, Steps, announcement, total_s
+from optexp.comparison.forecast import TOLD_S, Steps, announcement, late, total_s
 from optexp.comparison.machine import Machine
 from optexp.config import Experiment, search_path
 from optexp.config.experiment import comparing
@@ -61,6 +61,7 @@ class Session:
     samples: int = 0  # that one step processes, as soon as an arm has built the workload
     plan: int = 0  # index in `memory_plan.PLANS`: what fits, as far as is known
     calibration: Calibration | None = None  # of the device, as soon as an arm has measured it
+    told_s: float = 0.0  # that the job said at its start; 0: nothing
     patch: Patch | None = None  # of the user's file, as soon as the arms are set up
     work: StepWork | None = None  # of the plain program's step, as soon as its arm has found it
     known_baseline: KnownBaseline | None = None  # that an earlier comparison of the same job verified
@@ -213,7 +214,8 @@ class Session:
         steps = Steps(told.step_s, told.compute_s, setup_s, verified, trains, workload.mode == "train", families)
         measured = self.experiment.verify != "only" and not self.settings.trials
         if (seconds := total_s(steps, self.settings, measured)) < TOLD_S:
-            self.progress.expect(seconds)
+            text = late(self.told_s, self.watch.total, seconds) if self.told_s else ""
+            self.progress.expect(seconds, text and f"optexp: {text}")
             return
         wall_s, compute_s = arm.call(Arm.one_step)
         steps = replace(steps, wall_s=wall_s, compute_s=compute_s)

@@ -173,10 +173,32 @@ def abort(status: str = "KILLED") -> None:
     global _folder
     folder, _folder = _folder, None
     if folder is not None and status == "KILLED":
-        from optexp.sweeps import so_far
-
-        so_far.show(folder, len(_expected))
+        _rank_so_far(folder)
     _finish(status)
+
+
+def _rank_so_far(folder: Path) -> None:
+    """Print the ranking of the jobs that are done, and write it beside them. No winner is measured again."""
+    from optexp.reporting import summary, terminal
+    from optexp.sweeps import selection
+
+    done = [result for job in jobs(folder) if (result := _ended(job)) is not None]
+    console = terminal.output()
+    if done:
+        results = summary.ranked(selection.corrected(done))
+        record(results, folder)
+        console.print("", terminal.sweep_table(results), "", sep="\n")
+    of, goes_on = f" of {len(_expected)}" if _expected else "", "the same command with sweep.resume=true does the rest"
+    console.print(f"INTERRUPTED: {len(done)}{of} jobs are done, in {folder}; {goes_on}", soft_wrap=True)
+
+
+def _ended(job: Path) -> Result | None:
+    """The record of a job that reached its end."""
+    try:
+        result = Result.read(job / "result.json")
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return None if result.error and result.error.type == "Interrupted" else result
 
 
 def read(folder: Path) -> dict[Path, Result]:
