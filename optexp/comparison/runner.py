@@ -9,10 +9,12 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from optexp.comparison import gpu_lock, regression
 from optexp.comparison.adjudicate import Decision, Facts, adjudicate
+from optexp.comparison.defaults import taken as defaults_taken
 from optexp.comparison.forecast import welcome
 from optexp.comparison.known_baseline import KnownBaseline
 from optexp.comparison.recorder import Recorder, not_built, silent
@@ -58,7 +60,8 @@ def run(
                 session = Session(experiment, device, output, watch, progress)
             if not search_path.in_sweep():
                 session.told_s, said = welcome(experiment, MachineLoad.now())
-                progress.expect(session.told_s, f"optexp: {said}")
+                defaults = defaults_taken(experiment) if HydraConfig.initialized() else ""
+                progress.expect(session.told_s, "\n".join(f"optexp: {text}" for text in (defaults, said) if text))
         except KeyboardInterrupt as error:
             not_built(error, config, output)
             raise

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from optexp import api
+from optexp.comparison.defaults import taken
 from optexp.comparison.forecast import Steps, announcement, late, process_s, rough, total_s, verification_s, welcome
 from optexp.comparison.session import Session
-from optexp.config import Experiment, resolve
+from optexp.config import Experiment, resolve, search_path
 from optexp.measurement.machine_load import MachineLoad
 from optexp.measurement.settings import MeasurementSettings
 from optexp.reporting.terminal import Progress
@@ -110,3 +111,27 @@ def test_a_run_says_at_its_start_how_long_it_takes(
 def test_a_job_that_takes_longer_than_it_said_says_so() -> None:
     assert not late(60.0, 20.0, 60.0)
     assert late(60.0, 40.0, 100.0) == "longer than about 1 min: to start took 40 s, and about 2 min are left"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            [],
+            "no workload named (workload=…): mlp; no strategy named (strategy=…): baseline alone, compared with itself;"
+            " measurement=default",
+        ),
+        (
+            ["workload=gelu", "measurement=quick", "baseline=[inplace]"],
+            "no strategy named (strategy=…): the plain program is compared with inplace",
+        ),
+        (["mode=profile"], "no workload named (workload=…): mlp"),
+        (["workload=gelu", "strategy=baseline"], ""),
+    ],
+)
+def test_what_a_command_left_open_is_said(
+    experiment: Callable[..., Experiment], arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = experiment(*arguments)
+    monkeypatch.setattr(search_path, "typed", lambda: {text.partition("=")[0] for text in arguments})
+    assert taken(asked) == said
