@@ -220,6 +220,18 @@ def test_an_interrupted_run(cli: Cli, monkeypatch: pytest.MonkeyPatch, raised: t
         (["workload=module", "workload.path=none.py"], ["workload.path=none.py: there is no such file"]),
         (["workload=module", "workload.target=nett:Net", "workload.inputs=[{shape:[2]}]"], ["no module 'nett' here"]),
         (["strategy=half"], ["strategy.half: Half has no evidence", "evidence(self, before, after, notes, counters)"]),
+        (
+            ["workload=module", "workload.target=drafts_of_strategies.py:Haf", "workload.inputs=[{shape:[2]}]"],
+            ["workload.target=drafts_of_strategies.py:Haf: drafts_of_strategies.py has no 'Haf' (did you mean Half?"],
+        ),
+        (["workload=module", "workload.path=drafts_of_strategies.py"], ["has no Model", "workload.names.model=Half"]),
+        (["strategy.replace.target=drafts_of_strategies:Now", "strategy=replace"], ["strategies has no 'Now'"]),
+        (
+            ["strategy=replace", "strategy.replace.target=no.py:New"],
+            ["strategy.replace.target=no.py: there is no such"],
+        ),
+        (["baseline=[{replace: {target: no.py}}]"], ["strategy.replace.target=no.py: there is no such file"]),
+        (["strategy=amp", "strategy.amp._target_=optexp.strategies.amp.Ampp"], ["has no 'Ampp'"]),
         (["strategy=nowhere"], ["strategy.nowhere: Nowhere has no stage"]),
         (["strategy=bare"], ["strategy=bare: the first line", "`# @package strategy.bare`"]),
         (["baseline=bare"], ["strategy=bare: the first line", "`# @package strategy.bare`"]),

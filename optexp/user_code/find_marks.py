@@ -10,15 +10,14 @@ import ast
 import copy
 import importlib.util
 import sys
-import sysconfig
 from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 from optexp.errors import ConfigError
+from optexp.user_code.bound_names import INSTALLED
 
 UNKNOWN = {"import_module", "__import__", "exec", "run_path", "run_module", "instantiate", "spec_from_file_location"}
-INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 MARK = "for batch in optexp.steps(loader, model=model, optimizer=optimizer):"
 PASS_ON = ("enumerate", "tqdm", "track")  # they give the batches of what they are given
 LIGHTNING = "give Lightning's Trainer `callbacks=[OptexpCallback()]`, from optexp.integrations.lightning"

@@ -21,6 +21,7 @@ from optexp.records.patch import Patch
 from optexp.schema import suggest, typed
 from optexp.strategy import Notes, Strategy
 from optexp.user_code.adapters import maker
+from optexp.user_code.bound_names import missing
 from optexp.user_code.hugging_face import inputs_of, may_describe_itself, with_config
 from optexp.user_code.importing import import_file, require_file
 from optexp.user_code.listing import Spelled
@@ -121,6 +122,8 @@ class Module(UserWorkload):
             raise ConfigError(NO_INPUTS)
         if self.path is not None:
             require_file(Path(self.path).expanduser(), "workload.path")
+            if (names := missing(Path(self.path).expanduser(), self.names.model)) is not None:
+                raise ConfigError(self._no_model(names))
         if self.target is not None:
             require_place(self.target, "workload.target")
         return self
@@ -192,11 +195,7 @@ class Module(UserWorkload):
         has = {key: getattr(file, name, None) for key, name in vars(self.names).items()}
         model = has["model"]
         if model is None:
-            found = models_in(file) or ["MyModel"]
-            raise ConfigError(
-                f"{self.path} has no {self.names.model}: define it, or name another, as in"
-                f" workload.names.model={found[0]}{suggest(self.names.model, found) if found[1:] else ''}"
-            )
+            raise ConfigError(self._no_model(models_in(file)))
         if drawn is None and has["inputs"] is not None:
             drawn = partial(_call_inputs, has["inputs"], file)
         if drawn is None and has["loader"] is None:
@@ -213,6 +212,12 @@ class Module(UserWorkload):
             has["optimizer"],
             has["train_step"],
         )
+
+    def _no_model(self, found: Sequence[str]) -> str:
+        """The sentence where the file has no model of the name asked for, but `found`."""
+        example = f"workload.names.model={found[0] if found else 'MyModel'}"
+        others = suggest(self.names.model, found) if found[1:] else ""
+        return f"{self.path} has no {self.names.model}: define it, or name another, as in {example}{others}"
 
     def spelled(self) -> Spelled:
         target = self.target or f"{self.path}:{self.names.model}"
