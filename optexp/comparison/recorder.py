@@ -74,7 +74,7 @@ class Recorder:
             return
         try:
             self.run.log(result, self.output)
-            self.run.finish("FINISHED")
+            self.run.finish(tracking.status_of(result))
         except TrackingError as error:
             result.notes.append(self._not_logged(error))
             print(f"optexp: {self._not_logged(error)}", file=sys.stderr)
