@@ -48,11 +48,16 @@ class Steps:
     families: int = 0
 
 
-def guess(experiment: Experiment) -> tuple[float, str]:
-    """Seconds of a job before anything is known of its steps, which are taken to be short; and their basis in words."""
+def guess(experiment: Experiment, slowdown: float = 1.0) -> tuple[float, str]:
+    """Seconds of a job before anything is known of its steps, which are taken to be short; and their basis in words.
+
+    Args:
+        slowdown: Of all but the measurement, which has a budget of time (see `MachineLoad`).
+    """
+    beside_s = BESIDE_S * slowdown
     if experiment.verify == "only" or experiment.mode == "profile":
-        return BESIDE_S, "a guess"
-    each_s = experiment.measurement.budget_s + BESIDE_S
+        return beside_s, "a guess"
+    each_s = experiment.measurement.budget_s + beside_s
     if experiment.mode == "auto":
         return experiment.auto.budget_s + each_s, "the search's time budget"
     if experiment.mode == "ablate":
@@ -64,7 +69,7 @@ def guess(experiment: Experiment) -> tuple[float, str]:
 def welcome(experiment: Experiment, load: MachineLoad) -> tuple[float, str]:
     """Seconds of a job on the machine as it is, and the sentence at its start: how long, and whether it may end
     earlier."""
-    seconds = guess(experiment)[0] * load.slowdown
+    seconds = guess(experiment, load.slowdown)[0]
     open_end = experiment.measurement.processes_max > experiment.measurement.processes_min
     ends = experiment.mode == "compare" and experiment.verify != "only" and open_end
     parts = f"about {rough(seconds)}", load.text, "it ends earlier when it is precise" if ends else ""

@@ -14,7 +14,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from optexp.comparison.forecast import guess, rough
+from optexp.comparison.forecast import BESIDE_S, guess, rough
 from optexp.config import Experiment, resolve
 from optexp.measurement.machine_load import MachineLoad
 from optexp.sweeps.check import job_of_a_sweep
@@ -75,7 +75,8 @@ def announce(jobs: Sequence[Job], done: int, workers: int, load: MachineLoad) ->
     found = costs(jobs, list(history(Path.cwd(), FEW)), False)
     if not found:
         return
-    wall, basis = rough(_wall_s(found, workers) * load.slowdown), Counter(cost.basis for cost in found)
+    slower_s = len(found) / workers * BESIDE_S * (load.slowdown - 1)
+    wall, basis = rough(_wall_s(found, workers) + slower_s), Counter(cost.basis for cost in found)
     parts = [f"{_count(found, workers)}, about {wall} ({basis.most_common(1)[0][0]})", load.text]
     parts += [f"{done} more are done already"] * bool(done)
     print("optexp: " + "; ".join(filter(None, [*parts, "sweep.plan=true lists them"])), file=sys.stderr)

@@ -68,7 +68,7 @@ def test_a_sweep_says_before_its_first_job_how_long_it_takes(
     plan.announce([job], 4, 2, MachineLoad(9.0, 2))
     assert capsys.readouterr().err.splitlines() == [
         "optexp: 3 jobs, about 2 min (1 record); sweep.plan=true lists them",
-        "optexp: 3 jobs, 2 side by side, about 5 min (1 record); the machine is busy: 9.0 processes share 2 cores;"
+        "optexp: 3 jobs, 2 side by side, about 3 min (1 record); the machine is busy: 9.0 processes share 2 cores;"
         " 4 more are done already; sweep.plan=true lists them",
     ]
 
