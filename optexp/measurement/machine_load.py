@@ -29,7 +29,7 @@ class MachineLoad:
 
     @property
     def slowdown(self) -> float:
-        """Times as long as on a quiet machine, of what has no budget of time: one process more shares the processors with the queue."""
+        """Times as long as on a quiet machine, of work without a budget of time: one process more in the queue."""
         found = (self.queue + 1) / self.cores
         return found if found >= FELT else 1.0
 
