@@ -177,6 +177,8 @@ def undecided(result: Result) -> str:
     else:
         why = "the interval holds a loss and a gain"
     more = "measurement=default" if found.processes == 1 else "measurement=rigorous"
+    if result.measurement and result.measurement.preset == "rigorous":
+        return f"Build nothing on this: {why}. A larger measurement.processes_max may decide it."
     return f"Build nothing on this: {why}. {more} measures in more processes than {found.processes}."
 
 

@@ -92,6 +92,8 @@ def test_the_undecided_is_told_why(low: float, high: float, processes: int, word
     result = replace(RESULTS["INCONCLUSIVE"], speedup=speedup, measurement=None)
     assert front.to_do(result)[0].startswith(f"Build nothing on this: {words}")
     cores = Watch("cores", False, "the baseline had to wait")
+    most = front.to_do(replace(result, measurement=Measurement(preset="rigorous")))[0]
+    assert "measurement=rigorous" not in most
     disturbed = front.to_do(replace(result, measurement=Measurement(watchdogs=[cores])))[0]
     assert disturbed.endswith("A machine that does nothing else decides more.")
 

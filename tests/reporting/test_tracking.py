@@ -202,12 +202,6 @@ def test_a_sweep_and_its_runs_in_a_store_of_their_own(
     assert run.data.tags["optexp.verdict"] == "NOT_EQUIVALENT"
     assert math.isnan(run.data.metrics["speedup/low"])
     assert run.info.status == "FINISHED"
-    sent = replace(RESULTS[Verdict.ERROR], id="of an error")
-    tracking.log_later(Tracking(), sent, job)
-    held = tracking.held_by_run_id(Tracking(), str(sent.environment["mlflow_run"]))
-    assert held is not None
-    assert held.finished  # a record that was logged, of a run that failed
-    assert client.get_run(held.run.run_id).info.status == "FAILED"
     tracking.reopen(Tracking(), child.run_id).rename("mlp dim=64 · cuda_graph")
     assert client.get_run(child.run_id).info.run_name == "mlp dim=64 · cuda_graph"
     view = json.loads(json.loads(found.tags["mlflow.sharedViewState.optexp"])["state"])
@@ -215,6 +209,15 @@ def test_a_sweep_and_its_runs_in_a_store_of_their_own(
     columns = (column.partition(".") for column in view["selectedColumns"])
     assert all(name.strip("`") in kinds[kind] for kind, _, name in columns)
     assert all(chart.get("metricKey", "speedup/low") in run.data.metrics for chart in view["compareRunCharts"])
+
+
+def test_an_error_is_no_success_in_the_store(folder: Path, tmp_path: Path) -> None:
+    sent = replace(RESULTS[Verdict.ERROR], id="of an error")
+    tracking.log_later(Tracking(), sent, tmp_path)
+    held = tracking.held_by_run_id(Tracking(), str(sent.environment["mlflow_run"]))
+    assert held is not None
+    assert held.finished  # a record that was logged, of a run that failed
+    assert held.run.client.get_run(held.run.run_id).info.status == "FAILED"
 
 
 def test_a_description_begins_with_the_figures_that_matter() -> None:
