@@ -232,6 +232,10 @@ class Strategy(ABC):
         """
         return None
 
+    def check_options(self) -> None:
+        """Raises ConfigError where what an option names is not there; called before anything is started."""
+        return
+
     def environment(self) -> Mapping[str, str]:
         """Environment variables that an arm with this strategy starts with (torch reads some when it loads)."""
         return {}

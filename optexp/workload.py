@@ -7,6 +7,7 @@ import importlib
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -129,6 +130,10 @@ class Workload(ABC):
     def notes(self) -> list[str]:
         """Remarks for the user on how the program was made; asked after `build`."""
         return []
+
+    def first_call(self, model: nn.Module, batch: Batch) -> AbstractContextManager[None]:
+        """Around the first call of the plain model on a batch: what it refuses may be told in a sentence."""
+        return nullcontext()
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
         """A scalar to differentiate.

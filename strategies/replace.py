@@ -32,8 +32,9 @@ from optexp.strategy import (
 )
 from optexp.user_code.adapters import Function, Maker, maker
 from optexp.user_code.aliasing import holdings, listed, partners
+from optexp.user_code.importing import require_file
 from optexp.user_code.listing import spelled_model
-from optexp.user_code.lookup import find, spelled
+from optexp.user_code.lookup import find, require_place, spelled
 from optexp.user_code.objects import with_objects, written
 from optexp.user_code.of_model import Contents, failing, made_of, takes_model
 from optexp.user_code.same_start import own_generators, renamed, same_values
@@ -81,6 +82,12 @@ class Replace(Strategy):
     def contract(self) -> Contract:
         return REASSOCIATES if self.precision is None else precision(self.precision)
 
+    def check_options(self) -> None:
+        if self.target is not None and self.whole_file:
+            require_file(Path(self.target).expanduser(), KEY)
+        elif self.target is not None:
+            require_place(self.target, KEY)
+
     @property
     def whole_file(self) -> bool:
         """Whether `target` names a file and nothing in it."""
@@ -89,8 +96,7 @@ class Replace(Strategy):
     def rebuild(self, workload: Workload) -> Workload:
         if not self.whole_file:
             return workload
-        if not Path(self.target or "").expanduser().is_file():
-            raise ConfigError(f"{self.asked}: there is no such file below {Path.cwd()}")
+        require_file(Path(self.target or "").expanduser(), KEY)
         if getattr(workload, "path", None) is None:
             raise Unsupported(
                 f"{self.asked} is a whole file, which takes the place of another: give workload=module workload.path=,"

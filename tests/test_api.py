@@ -151,12 +151,18 @@ def test_a_top_level_key_is_a_keyword() -> None:
     assert (found.verdict, found.seed) == (Verdict.VERIFIED, 3)
 
 
-def test_an_error_of_the_model_is_in_the_result() -> None:
-    result = compare(Net, torch.randn(8, 5))
+def test_an_error_of_the_model_is_in_the_result_and_wrong_inputs_are_a_mistake() -> None:
+    class Unfinished(Net):
+        def forward(self, x: Tensor, scale: Tensor | float = 1.0) -> dict[str, Tensor]:
+            return {"logits": self.head(x)}
+
+    result = compare(Unfinished, torch.randn(8, 4))
     assert result.verdict is Verdict.ERROR
     assert result.error is not None
-    assert "self.body(x)" in result.error.traceback
-    assert "self.body(x)" in result._repr_html_()
+    assert "self.head(x)" in result.error.traceback
+    assert "self.head(x)" in result._repr_html_()
+    with pytest.raises(ConfigError, match=r"self\.body\(x\).*shapes cannot be multiplied.*\[8, 5\] float32"):
+        compare(Net, torch.randn(8, 5))
 
 
 # --- stacks ------------------------------------------------------------------------------------------------------

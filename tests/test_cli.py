@@ -101,9 +101,10 @@ def test_a_sweep_over_stacks_with_an_option_of_one_member(cli: Cli, ran: list[st
     assert ran == ["fusion[fullgraph=True]", "amp+fusion[fullgraph=True]", f"cuda_graph ({option})"]
 
 
-def test_a_sweep_over_an_option(cli: Cli, ran: list[str]) -> None:
+def test_a_sweep_over_an_option(cli: Cli, ran: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli("-m", "strategy=fusion", "strategy.fusion.mode=default,reduce-overhead") == 0
     assert ran == ["fusion", "fusion[mode=reduce-overhead]"]
+    assert "optexp: 2 jobs, about " in capsys.readouterr().err
 
 
 def test_a_key_that_only_some_workloads_have_is_applied_where_it_fits(
@@ -112,7 +113,7 @@ def test_a_key_that_only_some_workloads_have_is_applied_where_it_fits(
     assert cli("-m", "workload=gelu,mlp", "workload.layers=2") == 0
     note = "workload.layers=2 does not apply to gelu: ignored"
     assert ran == [f"baseline ({note})", "baseline"]
-    assert capsys.readouterr().err == f"optexp: {note}\n"
+    assert capsys.readouterr().err.startswith(f"optexp: {note}\noptexp: 2 jobs, about ")
 
 
 @pytest.mark.parametrize(
@@ -219,6 +220,18 @@ def test_an_interrupted_run(cli: Cli, monkeypatch: pytest.MonkeyPatch, raised: t
         (["workload=module", "workload.path=none.py"], ["workload.path=none.py: there is no such file"]),
         (["workload=module", "workload.target=nett:Net", "workload.inputs=[{shape:[2]}]"], ["no module 'nett' here"]),
         (["strategy=half"], ["strategy.half: Half has no evidence", "evidence(self, before, after, notes, counters)"]),
+        (
+            ["workload=module", "workload.target=drafts_of_strategies.py:Haf", "workload.inputs=[{shape:[2]}]"],
+            ["workload.target=drafts_of_strategies.py:Haf: drafts_of_strategies.py has no 'Haf' (did you mean Half?"],
+        ),
+        (["workload=module", "workload.path=drafts_of_strategies.py"], ["has no Model", "workload.names.model=Half"]),
+        (["strategy.replace.target=drafts_of_strategies:Now", "strategy=replace"], ["strategies has no 'Now'"]),
+        (
+            ["strategy=replace", "strategy.replace.target=no.py:New"],
+            ["strategy.replace.target=no.py: there is no such"],
+        ),
+        (["baseline=[{replace: {target: no.py}}]"], ["strategy.replace.target=no.py: there is no such file"]),
+        (["strategy=amp", "strategy.amp._target_=optexp.strategies.amp.Ampp"], ["has no 'Ampp'"]),
         (["strategy=nowhere"], ["strategy.nowhere: Nowhere has no stage"]),
         (["strategy=bare"], ["strategy=bare: the first line", "`# @package strategy.bare`"]),
         (["baseline=bare"], ["strategy=bare: the first line", "`# @package strategy.bare`"]),

@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from optexp.commands import doctor
 from optexp.commands.architecture import Architecture, lines
 from optexp.measurement.gpu import Gpu
+from optexp.measurement.machine_load import MachineLoad
 from optexp.measurement.settings import MeasurementSettings
 from optexp.measurement.watchdogs import WATCHDOGS
 from tests.measurement.conftest import gpu, nvml  # noqa: F401
@@ -87,6 +88,13 @@ def test_what_had_nothing_to_look_at_is_not_ticked() -> None:
     assert all(looked[name] for name in ("recompilation", "skipped steps", "modes"))
 
 
+def test_how_long_it_takes_is_said_first() -> None:
+    assert doctor.announcement(False, MachineLoad(0.1, 4)) == "about 50 s; --quick takes about 10 s"
+    busy = doctor.announcement(False, MachineLoad(7.0, 2))
+    assert busy == "about 1 min; the machine is busy: 7.0 processes share 2 cores; --quick takes about 40 s"
+    assert doctor.announcement(True, MachineLoad(0.1, 4)) == "about 10 s"
+
+
 @pytest.mark.slow
 def test_the_whole_examination_without_a_gpu(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "optexp.doctor", "--quick", "--device", "cpu"]
@@ -98,6 +106,7 @@ def test_the_whole_examination_without_a_gpu(tmp_path: Path) -> None:
     for name in ("Python", "ncu", "against itself", "A/A", "known delay", "throttling"):
         assert f" {name} " in done.stdout
     assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("optexp.doctor: about ")
     assert list(tmp_path.iterdir()) == []
 
 

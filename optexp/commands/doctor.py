@@ -27,6 +27,7 @@ from packaging.version import Version
 from optexp.api import compose
 from optexp.commands.architecture import Architecture, lines
 from optexp.comparison import gpu_lock
+from optexp.comparison.forecast import rough
 from optexp.comparison.measure import measure
 from optexp.comparison.session import Session
 from optexp.config import resolve
@@ -34,6 +35,7 @@ from optexp.errors import ConfigError
 from optexp.kernelkit import extension
 from optexp.measurement import statistics
 from optexp.measurement.gpu import Gpu
+from optexp.measurement.machine_load import MachineLoad
 from optexp.measurement.neighbours import neighbours
 from optexp.measurement.samples import Sample
 from optexp.measurement.watchdogs import WATCHDOGS
@@ -48,7 +50,8 @@ TESTED = ("2.11", "2.13")  # torch versions
 # Work of about 0.1 ms that the device alone decides on; where there is no GPU, of as long on a core or two.
 PROBES = {"cuda": ["workload=gelu", "workload.size=4096"], "cpu": ["workload=gelu", "workload.size=256"]}
 ITSELF = "against itself"
-MINUTE = ["measurement.budget_s=40", "measurement.warmup_s=1", "measurement.pairs=20"]
+LOOKS_S, BUDGET_S = 10.0, 40.0  # of all but the longer measurement, on a quiet machine; of that measurement
+MINUTE = [f"measurement.budget_s={BUDGET_S:g}", "measurement.warmup_s=1", "measurement.pairs=20"]
 STEADY = 1.01  # times the lowest clock: the highest, where nobody need care
 SIGNS = {True: "✓", False: "✗", None: "!"}
 UNCHECKED = "–"
@@ -246,11 +249,20 @@ def equal(samples: Sequence[Sample], session: Session) -> Finding:
     return Finding(ITSELF, ok, text, fix)
 
 
+def announcement(quick: bool, load: MachineLoad) -> str:
+    """How long all of it takes on the machine as it is, and what takes less."""
+    looks = rough(LOOKS_S * load.slowdown)
+    longer = rough(BUDGET_S + LOOKS_S * load.slowdown)
+    parts = (f"about {looks if quick else longer}", load.text, "" if quick else f"--quick takes about {looks}")
+    return "; ".join(filter(None, parts))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m optexp.doctor", description="Is this machine fit to measure on?")
     parser.add_argument("--quick", action="store_true", help="a trial of seconds, in one process")
     parser.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"))
     asked = parser.parse_args()
+    print(f"optexp.doctor: {announcement(asked.quick, MachineLoad.now())}", file=sys.stderr, flush=True)
     count_by_nvml()
     launching.launcher()  # imports torch while this process looks around
     held = ExitStack()  # the lock ends with this process

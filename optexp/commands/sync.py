@@ -105,7 +105,7 @@ class Sender:
         else:
             run = held.run
         run.log(result, folder)
-        run.finish(ended_ms=ended_ms)
+        run.finish(tracking.status_of(result), ended_ms)
         return self._count("sent", run.run_id)
 
     def _count(self, outcome: str, run_id: str | None) -> str | None:

@@ -11,11 +11,13 @@ from optexp.config import Experiment
 from optexp.equivalence.noise import RUNS
 from optexp.equivalence.trajectory import PERTURBED
 from optexp.equivalence.trajectory import STEPS as FOLLOWED
+from optexp.measurement.machine_load import MachineLoad
 from optexp.measurement.samples import CONTROL_EVERY, LOOK_EVERY
 from optexp.measurement.settings import FEWEST, MeasurementSettings
 from optexp.support.units import duration
 
 BESIDE_S = 20.0  # beside its measurement, a job is taken to need this for its arms and checks
+LATE = 1.5  # times as long as was said is worth a sentence
 TOLD_S = 120.0  # less is no news
 LONG_STEP_S = 0.1  # shorter ones are repeated until a block is full, whatever they take
 FP64 = 2.0  # times as long as in float32, at least
@@ -46,11 +48,16 @@ class Steps:
     families: int = 0
 
 
-def guess(experiment: Experiment) -> tuple[float, str]:
-    """Seconds of a job before anything is known of its steps, which are taken to be short; and their basis in words."""
+def guess(experiment: Experiment, slowdown: float = 1.0) -> tuple[float, str]:
+    """Seconds of a job before anything is known of its steps, which are taken to be short; and their basis in words.
+
+    Args:
+        slowdown: Of all but the measurement, which has a budget of time (see `MachineLoad`).
+    """
+    beside_s = BESIDE_S * slowdown
     if experiment.verify == "only" or experiment.mode == "profile":
-        return BESIDE_S, "a guess"
-    each_s = experiment.measurement.budget_s + BESIDE_S
+        return beside_s, "a guess"
+    each_s = experiment.measurement.budget_s + beside_s
     if experiment.mode == "auto":
         return experiment.auto.budget_s + each_s, "the search's time budget"
     if experiment.mode == "ablate":
@@ -59,12 +66,27 @@ def guess(experiment: Experiment) -> tuple[float, str]:
     return each_s, "the preset's time budget"
 
 
-def welcome(experiment: Experiment) -> str:
-    """The sentence at a job's start: how long it takes, and whether it may end earlier."""
-    seconds, _ = guess(experiment)
+def welcome(experiment: Experiment, load: MachineLoad) -> tuple[float, str]:
+    """Seconds of a job on the machine as it is, and the sentence at its start: how long, and whether it may end
+    earlier."""
+    seconds = guess(experiment, load.slowdown)[0]
     open_end = experiment.measurement.processes_max > experiment.measurement.processes_min
-    earlier = "; it ends earlier when it is precise" if experiment.mode == "compare" and open_end else ""
-    return f"about {rough(seconds)}{earlier if experiment.verify != 'only' else ''}"
+    ends = experiment.mode == "compare" and experiment.verify != "only" and open_end
+    parts = f"about {rough(seconds)}", load.text, "it ends earlier when it is precise" if ends else ""
+    return seconds, "; ".join(filter(None, parts))
+
+
+def late(told_s: float, spent_s: float, left_s: float) -> str:
+    """The sentence where a job takes much longer than it said at its start; empty where it does not.
+
+    Args:
+        spent_s: Until its arms were set up.
+        left_s: Expected, now that steps and set-up are known.
+    """
+    if spent_s + left_s < LATE * told_s:
+        return ""
+    started = f"to start took {duration(round(spent_s))}"
+    return f"longer than about {rough(told_s)}: {started}, and about {rough(left_s)} are left"
 
 
 def verification_s(steps: Steps, settings: MeasurementSettings) -> float:

@@ -25,3 +25,5 @@ def refuse(config: DictConfig, workload: Workload | None = None, elsewhere: bool
     asked = experiment.device
     device = asked if elsewhere and asked.startswith("cuda") else choose_device(asked)
     experiment.workload.resolve(torch.device(device).type)
+    for strategy in (*experiment.strategies, *experiment.baseline):
+        strategy.check_options()

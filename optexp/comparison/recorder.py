@@ -75,7 +75,7 @@ class Recorder:
             return
         try:
             self.run.log(result, self.output)
-            self.run.finish("FINISHED")
+            self.run.finish(tracking.status_of(result))
         except TrackingError as error:
             result.notes.append(self._not_logged(error))
             print(f"optexp: {self._not_logged(error)}", file=sys.stderr)
@@ -102,10 +102,17 @@ class Recorder:
             interrupted(self.session.result, error, self.session.progress.name)
             with tolerating(self.session.result.notes):
                 self._write(self.session.result)
+                if self.show is not silent:
+                    self.session.progress.stop()
+                    terminal.show_interrupted(self.session.result, self.output)
         if kind is not None and self.run is not None:
             with suppress(TrackingError):
                 self.run.finish("KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED")
             (self.output / tracking.OPEN).unlink(missing_ok=True)
+
+
+def silent(result: Result, folder: Path, run: object = None) -> None:
+    """Nothing is printed of a comparison that is one of several: their job shows them all."""
 
 
 def interrupted(result: Result, error: KeyboardInterrupt, phase: str) -> None:
@@ -139,6 +146,8 @@ def not_built(
         interrupted(result, error, "its start")
     with tolerating(result.notes):
         result.write(output / filenames.RESULT)
-    if not isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt):
+        terminal.show_interrupted(result, output)
+    else:
         show(result, output, None)
     return result

@@ -9,16 +9,19 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from optexp.comparison import gpu_lock, regression
 from optexp.comparison.adjudicate import Decision, Facts, adjudicate
-from optexp.comparison.forecast import guess, welcome
+from optexp.comparison.defaults import taken as defaults_taken
+from optexp.comparison.forecast import welcome
 from optexp.comparison.known_baseline import KnownBaseline
-from optexp.comparison.recorder import Recorder, not_built
+from optexp.comparison.recorder import Recorder, not_built, silent
 from optexp.comparison.session import Session
 from optexp.config import Experiment, resolve, search_path
 from optexp.errors import ConfigError, Distrusted, Failure, NoReference, Unsupported
+from optexp.measurement.machine_load import MachineLoad
 from optexp.records import filenames
 from optexp.records.folder import full, refusal, tolerating
 from optexp.records.patch import allowed
@@ -58,7 +61,9 @@ def run(
             with watch.phase("import"):
                 session = Session(experiment, device, output, watch, progress)
             if not search_path.in_sweep():
-                progress.expect(guess(experiment)[0], f"optexp: {welcome(experiment)}")
+                session.told_s, said = welcome(experiment, MachineLoad.now())
+                defaults = defaults_taken(experiment) if HydraConfig.initialized() else ""
+                progress.expect(session.told_s, "\n".join(f"optexp: {text}" for text in (defaults, said) if text))
         except KeyboardInterrupt as error:
             not_built(error, config, output)
             raise
@@ -82,13 +87,9 @@ def run_beside(
     session = Session(experiment, job.device, output, Stopwatch(), progress)
     session.work, session.known_baseline = job.work, known_baseline
     parent = job.result.environment.get("mlflow_run")
-    with Recorder(session, _silent, parent) as recorder:
+    with Recorder(session, silent, parent) as recorder:
         perform(session, recorder)
     return session.result
-
-
-def _silent(result: Result, folder: Path, run: object = None) -> None:
-    """Nothing is printed."""
 
 
 def perform(session: Session, recorder: Recorder) -> None:

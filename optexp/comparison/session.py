@@ -16,7 +16,7 @@ from uuid import uuid4
 import torch
 
 from optexp.comparison.edits import Files
-from optexp.comparison.forecast import TOLD_S, Steps, announcement, total_s
+from optexp.comparison.forecast import TOLD_S, Steps, announcement, late, total_s
 from optexp.comparison.machine import Machine
 from optexp.config import Experiment, search_path
 from optexp.config.experiment import comparing
@@ -56,6 +56,7 @@ class Session:
     samples:        that one step processes; 0 until an arm has built the workload
     plan:           index in `memory_plan.PLANS` of the plan that fits, as far as is known
     calibration:    the device's ceilings; None until an arm has measured them
+    told_s:         seconds that the job announced at its start; 0 where it announced none
     patch:          of the user's file; None until the arms are set up
     work:           of the bare program's step; None until its arm has found it
     known_baseline: verified by an earlier comparison of the same job; None where there is none
@@ -70,6 +71,7 @@ class Session:
     samples: int = 0
     plan: int = 0
     calibration: Calibration | None = None
+    told_s: float = 0.0
     patch: Patch | None = None
     work: StepWork | None = None
     known_baseline: KnownBaseline | None = None
@@ -228,7 +230,8 @@ class Session:
         steps = Steps(told.step_s, told.compute_s, setup_s, verified, trains, workload.mode == "train", families)
         measured = self.experiment.verify != "only" and not self.settings.trials
         if (seconds := total_s(steps, self.settings, measured)) < TOLD_S:
-            self.progress.expect(seconds)
+            text = late(self.told_s, self.watch.total, seconds) if self.told_s else ""
+            self.progress.expect(seconds, text and f"optexp: {text}")
             return
         wall_s, compute_s = arm.call(Arm.one_step)
         steps = replace(steps, wall_s=wall_s, compute_s=compute_s)

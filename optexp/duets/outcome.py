@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from optexp.result import Result, finite
+from optexp.support.units import duration
 
 KEPT = ("verdict", "headline", "speedup", "measurement", "objections", "explanation", "notes", "environment")
 
@@ -30,7 +31,14 @@ class Outcome:
         """The verdict, in one line."""
         verified = f"results not compared ({self.unverified})" if self.unverified else "results compared"
         judged = f"; {verified}" if self.result.verdict.measured else ""
-        return f"{self.base} → {self.head}: {self.result.headline}{judged}"
+        return f"{self.base} → {self.head}: {self.result.headline}{judged}{self._times()}"
+
+    def _times(self) -> str:
+        """Of both, whatever they decide."""
+        before, after = self.result.baseline.step_us, self.result.candidate.step_us
+        if not (self.result.verdict.measured and before and after):
+            return ""
+        return f"; a {self.unit} takes {duration(before / 1e6)} in {self.base}, {duration(after / 1e6)} in {self.head}"
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of a comparison's record that mean the same here, beside this outcome's own."""

@@ -9,20 +9,26 @@ from statistics import fmean, median, stdev
 
 from scipy.special import ndtri, stdtrit
 
-from optexp.measurement.statistics import Interval, over_blocks
+from optexp.measurement.statistics import Interval, interval, over_blocks
 from optexp.records.measurement import ProcessSpread
 
 
 @dataclass(frozen=True)
 class Uncertain:
-    """A mean log-ratio with its standard error and the degrees of freedom that the error is known with."""
+    """A mean log-ratio with its standard error and the degrees of freedom that the error is known with.
+
+    shown: of one comparison, the interval that its verdict rests on, and that interval's confidence
+    """
 
     estimate: float
     error: float
     freedom: float
+    shown: tuple[float, Interval] | None = None
 
     def interval(self, confidence: float) -> Interval:
-        """Student's t-interval; without a limit where nothing is known of the error."""
+        """Of one comparison its own; else Student's t-interval, without a limit where nothing is known of the error."""
+        if self.shown is not None and self.shown[0] == confidence:
+            return self.shown[1]
         if not self.error:
             return Interval(self.estimate, self.estimate, self.estimate)
         if self.error == inf:
@@ -46,16 +52,19 @@ def of_processes(
     if len(processes) > 1:
         medians = [median(ratios) for ratios in processes]
         return Uncertain(fmean(medians), stdev(medians) / sqrt(len(medians)), len(medians) - 1)
+    shown = confidence, interval(processes, confidence, spread)
     blocks = over_blocks(processes[0], confidence)
     error = blocks.half_width / float(ndtri((1 + confidence) / 2))
     if spread is None:
-        return Uncertain(blocks.estimate, error, max(len(processes[0]) - 1, 1))
-    return Uncertain(blocks.estimate, hypot(error, spread.deviation), spread.freedom)
+        return Uncertain(blocks.estimate, error, max(len(processes[0]) - 1, 1), shown)
+    return Uncertain(blocks.estimate, hypot(error, spread.deviation), spread.freedom, shown)
 
 
 def combined(terms: Iterable[tuple[float, Uncertain]]) -> Uncertain:
     """Σ weight · value of independent values, its degrees of freedom by Welch and Satterthwaite."""
-    parts = [(weight, value) for weight, value in terms if weight]
+    parts = [(weight, value) for weight, value in terms if weight and value is not EQUAL]
+    if len(parts) == 1 and parts[0][0] == 1:
+        return parts[0][1]
     estimate = sum(weight * value.estimate for weight, value in parts)
     variances = [((weight * value.error) ** 2, value.freedom) for weight, value in parts if value.error]
     total = sum(variance for variance, _ in variances)

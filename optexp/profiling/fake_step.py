@@ -160,7 +160,8 @@ class Recorder(TorchDispatchMode):
         self, name: str, named: Mapping[str, Any], reads: Mapping[int, Read], made: Sequence[Tensor]
     ) -> list[Gemm]:
         dtype = str(made[0].dtype).removeprefix("torch.")
-        dtype = "tf32" if dtype == "float32" and (self.rounded or name in CONVOLUTIONS) else dtype
+        on_gpu = made[0].device.type == "cuda"  # whose tensor cores round so
+        dtype = "tf32" if dtype == "float32" and on_gpu and (self.rounded or name in CONVOLUTIONS) else dtype
 
         def of(tensor: Tensor) -> Read:
             return reads[id(tensor)]

@@ -91,11 +91,15 @@ def paid_back(result: Result) -> str:
     steps = cost.break_even_steps
     if isinstance(steps, str):
         return "never"
-    after = f"after {steps:,} steps" if steps > 0 else "at once"
-    if cost.setup_s is None:
-        return after
-    beside = f", the baseline's {duration(cost.baseline_setup_s)}" if cost.baseline_setup_s is not None else ""
-    return f"{after} (set-up {duration(cost.setup_s)}{beside})"
+    cold = cost.paid_back == "cold"
+    ours = cost.cold_setup_s if cold else cost.setup_s
+    theirs = cost.first_setup_s.get("baseline") if cold else cost.baseline_setup_s
+    found, before = result.speedup, result.baseline.step_us
+    if steps <= 0 or ours is None or theirs is None or found is None or not before:
+        return f"after {steps:,} steps" if steps > 0 else "at once"
+    step_s = before / 1e6 * (1 - 1 / found.estimate)
+    more = f"{duration(ours - theirs)} more set-up ({duration(ours)}, the baseline's {duration(theirs)})"
+    return f"after {steps:,} steps: {more}, at {duration(step_s)} saved a step by the best estimate"
 
 
 def paste(result: Result, folder: Path) -> tuple[str, str]:

@@ -27,8 +27,6 @@ USE = "Use it: card.md beside this page is for the pull request."
 LEAVE = {
     Verdict.SLOWER: "Leave it out.",
     Verdict.SAME: "Leave it out, unless its memory is what you need: the time is the same.",
-    Verdict.INCONCLUSIVE: "Build nothing on this: the interval holds a loss and a gain, or one process decides nothing."
-    " measurement=rigorous measures in more processes.",
     Verdict.UNSUPPORTED: "Follow the reason above, or leave the strategy out.",
     Verdict.VERIFIED: "The results are right. Without verify=only the same command times them.",
     Verdict.ERROR: "Mend what is named below, and run the same command again.",
@@ -70,7 +68,7 @@ class Interval:
 @dataclass(frozen=True)
 class Front:
     """claim, basis:  the headline, in two parts
-    checks:           what was verified: whether it holds, and in words
+    checks:           what was verified: whether it holds, and in words; None: it holds, but weaker
     to_do:            sentences, the first one first
     """
 
@@ -79,7 +77,7 @@ class Front:
     bars: list[TimeBar]
     interval: Interval | None
     terms: dict[str, float]
-    checks: list[tuple[bool, str]]
+    checks: list[tuple[bool | None, str]]
     to_do: list[str]
 
 
@@ -149,12 +147,12 @@ def _apart(labels: Sequence[Tick]) -> list[Tick]:
     return [(round(low - push, 1), first), (round(high + push, 1), last)]
 
 
-def checks(result: Result) -> list[tuple[bool, str]]:
+def checks(result: Result) -> list[tuple[bool | None, str]]:
     """The result of verification, and the evidence that each strategy engaged."""
     seen, text = result.equivalence, summary.verified(result)
-    found = list[tuple[bool, str]]()
+    found = list[tuple[bool | None, str]]()
     if seen and text and (seen.ok or seen.headline not in result.headline):  # else the headline says it
-        found.append((seen.ok, SEED.sub("", text)))
+        found.append((None if seen.ok and seen.weakness else seen.ok, SEED.sub("", text)))
     proofs = zip(result.evidence, summary.evidence(result), strict=True)
     return [*found, *[(proof.engaged, text) for proof, text in proofs][:EVIDENCE]]
 
@@ -166,6 +164,24 @@ def proposed(result: Result) -> bool:
     return bool(result.strategy) and (result.verdict is Verdict.FASTER or (result.verdict is Verdict.SAME and lighter))
 
 
+def undecided(result: Result) -> str:
+    """What to do after INCONCLUSIVE, by why it is."""
+    found = result.speedup
+    if any(watch.name == "cores" and not watch.ok for watch in summary.watches(result)):
+        return "Build nothing on this: other programs ran beside it. A machine that does nothing else decides more."
+    if found is None:
+        return "Build nothing on this."
+    if found.low > 1 or found.high < 1:
+        several = found.processes > 1
+        why = "the difference may be smaller than what counts" if several else "the blocks of one process scatter"
+    else:
+        why = "the interval holds a loss and a gain"
+    more = "measurement=default" if found.processes == 1 else "measurement=rigorous"
+    if result.measurement and result.measurement.preset == "rigorous":
+        return f"Build nothing on this: {why}. A larger measurement.processes_max may decide it."
+    return f"Build nothing on this: {why}. {more} measures in more processes than {found.processes}."
+
+
 def to_do(result: Result) -> list[str]:
     """The reader's next actions: one that follows from the verdict, then a stack to try."""
     if proposed(result):
@@ -174,5 +190,6 @@ def to_do(result: Result) -> list[str]:
         first = ""  # nothing was kept, which the decision says
     else:
         first = summary.what_now(result) or LEAVE.get(result.verdict, "")
+        first = undecided(result) if result.verdict is Verdict.INCONCLUSIVE else first
     suggestion = summary.suggestion(result) if result.verdict.measured or result.verdict is Verdict.PROFILED else ""
     return [text for text in (first, f"Try next: {suggestion}" if suggestion else "") if text]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -80,7 +81,19 @@ def command(result: Result, folder: Path) -> str:
     overrides = folder / filenames.HYDRA_OVERRIDES
     if not overrides.is_file():
         return str(result.environment.get("command") or "")
-    return shlex.join(["python", "-m", "optexp", *map(str, OmegaConf.load(overrides))])
+    typed = [str(text) for text in OmegaConf.load(overrides)]
+    if "workload=script" in typed and result.config.get("workload.path"):
+        return _script(typed, result)
+    return shlex.join(["python", "-m", "optexp", *typed])
+
+
+def _script(typed: Sequence[str], result: Result) -> str:
+    """The command of a script, as `optexp.run` takes it: its own arguments stand behind it."""
+    made = ("workload=script", "workload.path=", "workload.arguments=")
+    before = [text for text in typed if not text.lstrip("+").startswith(made)]
+    own = [str(argument) for argument in result.config.get("workload.arguments") or ()]
+    path = str(result.config["workload.path"])
+    return shlex.join(["python", "-m", "optexp.run", *before, path, *(["--", *own] if own else [])])
 
 
 def cell(value: object) -> str:

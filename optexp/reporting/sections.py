@@ -28,7 +28,7 @@ from optexp.reporting.roofline_picture import Shown
 from optexp.reporting.summary import Row
 from optexp.reporting.timeline import Histogram, Panel, Tick
 from optexp.reporting.trial_sections import AblationSection, SearchSection, TrialsSection
-from optexp.reporting.wording import GATES
+from optexp.reporting.wording import GATES, yardstick
 from optexp.result import Engagement, Problem, Result, Verdict
 
 S = TypeVar("S", bound="Callable[[Page], object | None]")
@@ -196,6 +196,7 @@ class Equivalence:
     """A verification, and what is said of it.
 
     gates:  what each gate asks, by name
+    yardstick: whose values stand beside the candidate's
     checks: fields of the verification without a table of their own
     worst:  fields of the worst finding
     replay: key by which the same inputs are met again; empty if unknown
@@ -208,6 +209,7 @@ class Equivalence:
     worst: Mapping[str, object] | None
     errors: Errors | None
     replay: str
+    yardstick: str
 
 
 @section
@@ -224,6 +226,7 @@ def equivalence(page: Page) -> Equivalence | None:
         worst=asdict(found.worst) if found.worst else None,
         errors=plots.errors(result),
         replay=result.draws.key if result.draws else "",
+        yardstick=yardstick(found.contract),
     )
 
 

@@ -128,6 +128,15 @@ def show(result: Result, folder: Path, run: Run | None = None) -> None:
     console.print(Padding(Group(*parts), (1, 0, 1, 2), expand=False))
 
 
+def show_interrupted(result: Result, folder: Path) -> None:
+    """The line of a comparison that was ended from outside, in the form of a verdict's."""
+    text = Text(f"{result.workload} · {result.label}  ", style="bold")
+    text.append("INTERRUPTED", style=ALARM)
+    said = result.error.message.removeprefix("interrupted") if result.error else ""
+    text.append(f"{said}: the record is {_relative(folder / 'result.json')}", style="not bold")
+    output().print(text, soft_wrap=True)
+
+
 def render(result: Result) -> RenderableType:
     """The verdict without the places where its record is."""
     return Group(*opening(result), Padding(Group(*spaced(body(result))), (1, 0, 0, 2), expand=False))

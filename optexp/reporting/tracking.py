@@ -27,7 +27,7 @@ from optexp.reporting.mlflow_store import (
     store_uri,
     without_password,
 )
-from optexp.result import Result
+from optexp.result import Result, Verdict
 
 if TYPE_CHECKING:
     from mlflow.entities import Run as StoredRun
@@ -211,6 +211,13 @@ def close_left_open(config: Node, folder: Path) -> None:
     path.unlink(missing_ok=True)
 
 
+def status_of(result: Result) -> str:
+    """MLflow's status of a run whose record is complete: an ERROR is no success."""
+    if result.error is not None and result.error.type == "Interrupted":
+        return "KILLED"
+    return "FAILED" if result.verdict is Verdict.ERROR else "FINISHED"
+
+
 def log_later(config: Node, result: Result, folder: Path, parent_run_id: str | None = None) -> None:
     """Log a record whose comparison could not reach the store.
 
@@ -221,7 +228,7 @@ def log_later(config: Node, result: Result, folder: Path, parent_run_id: str | N
     result.environment["mlflow_run"] = run.run_id
     result.write(folder / filenames.RESULT)
     run.log(result, folder)
-    run.finish()
+    run.finish(status_of(result))
 
 
 # --- what a store holds ----------------------------------------------------------------------------------------
@@ -268,7 +275,9 @@ def held_by_run_id(config: Node, run_id: str) -> Held | None:
 
 
 def _held(client: MlflowClient, uri: str, run: StoredRun) -> Held:
-    return Held(_opened(client, uri, run), run.info.status == "FINISHED", run.data.metrics, run.data.tags)
+    errs = run.data.tags.get("optexp.verdict") == Verdict.ERROR  # whose logged record ends FAILED or KILLED
+    finished = run.info.status in (("FINISHED", "FAILED", "KILLED") if errs else ("FINISHED",))
+    return Held(_opened(client, uri, run), finished, run.data.metrics, run.data.tags)
 
 
 def view(config: Node, server: str) -> str:

@@ -24,8 +24,15 @@ GATES = {
     "FIRST": "the first step after building leaves what its repetitions leave",
 }
 PLAIN = {"int8": "plain rounding to int8"}  # yardsticks other than plain autocast
+PROMISED = "PRECISION("  # a contract's beginning, before its dtype
 NAMED = 5  # tensors in a headline, at most
 FAR_OFF = 32  # units of rounding, beyond which a row was moved by more than lower precision
+
+
+def yardstick(contract: str) -> str:
+    """What a candidate's results are held against: the baseline's own, or those of plain lower precision."""
+    dtype = contract.removeprefix(PROMISED).rstrip(")") if contract.startswith(PROMISED) else ""
+    return PLAIN.get(dtype, f"plain {dtype} autocast") if dtype else "baseline"
 
 
 def constant_inputs(names: str) -> str:

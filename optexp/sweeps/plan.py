@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +14,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from optexp.comparison.forecast import guess, rough
+from optexp.comparison.forecast import BESIDE_S, guess, rough
 from optexp.config import Experiment, resolve
+from optexp.measurement.machine_load import MachineLoad
 from optexp.records import filenames
 from optexp.sweeps.check import job_of_a_sweep
 from optexp.sweeps.job import Job
@@ -21,6 +24,7 @@ from optexp.sweeps.start import without_hydra
 
 PLACES = ("multirun", "outputs")  # where the configuration puts records, below the working folder
 NEWEST = 1000  # records that are read, at most
+FEW = 100  # the same where nobody asked for a plan
 # Settings that decide a job's time besides its workload.
 KIND = ("mode", "verify", "measurement", "isolation")
 
@@ -67,14 +71,32 @@ def show(jobs: Sequence[Job], done: int, workers: int, gpus: bool) -> None:
     terminal.output().print(table, "", summary(found, done, workers), sep="\n", soft_wrap=True)
 
 
+def announce(jobs: Sequence[Job], done: int, workers: int, load: MachineLoad) -> None:
+    """Say on stderr before the first job how many there are and how long they take; arguments as those of `show`."""
+    found = costs(jobs, list(history(Path.cwd(), FEW)), False)
+    if not found:
+        return
+    slower_s = len(found) / workers * BESIDE_S * (load.slowdown - 1)
+    wall, basis = rough(_wall_s(found, workers) + slower_s), Counter(cost.basis for cost in found)
+    parts = [f"{_count(found, workers)}, about {wall} ({basis.most_common(1)[0][0]})", load.text]
+    parts += [f"{done} more are done already"] * bool(done)
+    print("optexp: " + "; ".join(filter(None, [*parts, "sweep.plan=true lists them"])), file=sys.stderr)
+
+
 def summary(found: Sequence[Cost], done: int, workers: int) -> str:
     """The sum in one sentence: jobs, wall time, GPU-hours."""
-    total = sum(cost.seconds for cost in found)
-    wall = max([total / workers, *(cost.seconds for cost in found)]) if found else 0.0
     hours = sum(cost.seconds for cost in found if cost.on_gpu) / 3600
-    side_by_side = f", {workers} side by side" if workers > 1 else ""
-    text = f"{len(found)} jobs{side_by_side}: about {rough(wall)} and {hours:.2g} GPU-hours"
+    text = f"{_count(found, workers)}: about {rough(_wall_s(found, workers))} and {hours:.2g} GPU-hours"
     return text + (f"; {done} more are done already" if done else "")
+
+
+def _count(found: Sequence[Cost], workers: int) -> str:
+    side_by_side = f", {workers} side by side" if workers > 1 else ""
+    return f"{len(found)} job{'s' * (len(found) != 1)}{side_by_side}"
+
+
+def _wall_s(found: Sequence[Cost], workers: int) -> float:
+    return max([sum(cost.seconds for cost in found) / workers, *(cost.seconds for cost in found)]) if found else 0.0
 
 
 def costs(jobs: Iterable[Job], past: Sequence[Past], gpus: bool) -> list[Cost]:
@@ -126,11 +148,11 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str))
 
 
-def history(folder: Path) -> Iterator[Past]:
+def history(folder: Path, most: int = NEWEST) -> Iterator[Past]:
     """Earlier jobs below a working folder, the newest first."""
     files = [file for place in PLACES for file in (folder / place).rglob(filenames.RESULT)]
     files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
-    for file in files[:NEWEST]:
+    for file in files[:most]:
         try:
             record = json.loads(file.read_text())
             seconds = record["seconds"]["total"] - record["seconds"].get("wait", 0.0)

@@ -38,6 +38,7 @@ _PARTS = re.compile(r"(\d+)")
 
 _parent: Run | None = None
 _started = 0.0
+_folder: Path | None = None  # of the sweep that is under way
 _expected: list[Path] = []  # folders of this sweep's jobs, as far as its launcher says
 
 
@@ -69,9 +70,11 @@ class SweepCallback(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Rank what the jobs wrote down, print it with the answer of a study, and close the parent run."""
+        global _folder
         from optexp.reporting import ranking, summary, terminal
         from optexp.sweeps import corrections, overview, page, selection
 
+        _folder = None
         folder, tags = Path(config.hydra.sweep.dir), {}
         try:
             jobs_done = read(folder)
@@ -105,10 +108,11 @@ def begin(config: DictConfig) -> None:
     Raises:
         ConfigError: no folder can be made there.
     """
-    global _parent
+    global _parent, _folder
     settings = SweepSettings.of(config)
     if not settings.resume:
         own_folder(config, "sweep")
+    _folder = Path(config.hydra.sweep.dir)
     if not config.tracking.enabled:
         return
     from optexp.reporting import tracking
@@ -165,7 +169,35 @@ def _earlier_run(config: DictConfig, kept: Path) -> Run | None:
 
 def abort(status: str = "KILLED") -> None:
     """Close the parent run of a sweep that was interrupted: Hydra calls nobody then."""
+    global _folder
+    folder, _folder = _folder, None
+    if folder is not None and status == "KILLED":
+        _rank_so_far(folder)
     _finish(status)
+
+
+def _rank_so_far(folder: Path) -> None:
+    """Print the ranking of the jobs that are done, and write it beside them. No winner is measured again."""
+    from optexp.reporting import ranking, summary, terminal
+    from optexp.sweeps import selection
+
+    done = [result for job in jobs(folder) if (result := _ended(job)) is not None]
+    console = terminal.output()
+    if done:
+        results = summary.ranked(selection.corrected(done))
+        record(results, folder)
+        console.print("", terminal.sweep_table(ranking.rows(results)), "", sep="\n")
+    of, goes_on = f" of {len(_expected)}" if _expected else "", "the same command with sweep.resume=true does the rest"
+    console.print(f"INTERRUPTED: {len(done)}{of} jobs are done, in {folder}; {goes_on}", soft_wrap=True)
+
+
+def _ended(job: Path) -> Result | None:
+    """The record of a job that reached its end."""
+    try:
+        result = Result.read(job / filenames.RESULT)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return None if result.error and result.error.type == "Interrupted" else result
 
 
 def read(folder: Path) -> dict[Path, Result]:

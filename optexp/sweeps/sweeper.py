@@ -54,6 +54,7 @@ class Steps(BasicSweeper):
         batches = self.split_arguments(given, self.max_batch_size)
         if isinstance(self.launcher, Engine):
             self.launcher.check([job for batch in batches for job in batch])
+            self.launcher.announces = True
         if not SweepSettings.of(self.config).plan:
             sweep.begin(self.config)
             folder = Path(self.config.hydra.sweep.dir)

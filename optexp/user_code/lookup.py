@@ -13,6 +13,7 @@ from torch import nn
 
 from optexp.errors import ConfigError
 from optexp.schema import suggest
+from optexp.user_code.bound_names import missing
 from optexp.user_code.importing import as_script, import_file, imported, require_file
 
 
@@ -43,13 +44,17 @@ def find(target: str, key: str) -> Any:
 
 
 def require_place(target: str, key: str) -> None:
-    """Raises ConfigError where the file of a target does not exist, or its package is not there; imports nothing."""
-    place = target.rpartition(":" if ":" in target else ".")[0]
+    """Raises ConfigError where the file of a target does not exist, its package is not there, or the file cannot bind
+    its name; imports nothing."""
+    place, _, name = target.rpartition(":" if ":" in target else ".")
     top = place.partition(".")[0]
     if place.endswith(".py"):
         require_file(Path(place).expanduser(), key)
     elif top and top not in sys.modules and importlib.util.find_spec(top) is None:
         raise ConfigError(_no_module(f"{key}={target}", top))
+    file, first = source(target), name.partition(".")[0]
+    if file is not None and (names := missing(file, first)) is not None:
+        raise ConfigError(f"{key}={target}: {place} has no {first!r}{suggest(first, names)}")
 
 
 def _no_module(asked: str, name: str | None) -> str:

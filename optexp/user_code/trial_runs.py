@@ -33,7 +33,9 @@ def size_lazy_layers(own: UserWorkload, model: nn.Module, device: torch.device, 
     real = own.in_dtype(own.batch(torch.Generator(device).manual_seed(0)), dtype)
     feed, constants = ResidentFeed(device), own.layout.constants
     with torch.no_grad():
-        Program(model.eval(), STEPS["forward"], feed, targets=own.targets, constants=constants).predict(real)
+        trial = Program(model.eval(), STEPS["forward"], feed, targets=own.targets, constants=constants)
+        with own.first_call(model, real):
+            trial.predict(real)
     model.train(own.mode != "forward")
 
 
@@ -46,7 +48,8 @@ def try_loss(own: UserWorkload, program: Program, dtype: torch.dtype) -> None:
     assert program.loss is not None
     with preserved(program), torch.no_grad():
         batch = own.in_dtype(own.batch(torch.Generator(program.device).manual_seed(0)), dtype)
-        output = program.predict(batch)
+        with own.first_call(program.model, batch):
+            output = program.predict(batch)
         try:
             program.loss(output, batch)
         except (ConfigError, torch.OutOfMemoryError):

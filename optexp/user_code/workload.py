@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -31,6 +32,7 @@ from optexp.user_code.adapters import (
     scalar,
     seed_all,
 )
+from optexp.user_code.first_call import naming_inputs
 from optexp.user_code.given_batches import GivenBatches
 from optexp.user_code.layout import Layout, constants_of, find_labels
 from optexp.user_code.learning import criterion, new_optimizer
@@ -122,6 +124,14 @@ class UserWorkload(Workload):
     @property
     def targets(self) -> int:
         return len(self.layout.labels)
+
+    @property
+    def inputs_key(self) -> str:
+        """Where its batches stem from, for messages."""
+        return "its loader" if self.parts.loader is not None else "its inputs"
+
+    def first_call(self, model: nn.Module, batch: Batch) -> AbstractContextManager[None]:
+        return naming_inputs(model, batch, self.inputs_key)
 
     def notes(self) -> list[str]:
         return list(dict.fromkeys(self.remarks))

@@ -9,7 +9,7 @@ from optexp.equivalence.far_off import FarOff
 from optexp.equivalence.input_families import FAMILIES, NONCONTIGUOUS, NORMAL, ONE_BY_ONE
 from optexp.program import unreadable
 from optexp.records.verification import Finding, GateResult, Verification
-from optexp.reporting.wording import PLAIN, unchecked_bits
+from optexp.reporting.wording import unchecked_bits, yardstick
 from optexp.strategy import BITWISE, Contract
 
 TABULATED = 50  # tensors that have a row of their own in the record, those nearest to their limits
@@ -97,9 +97,8 @@ def _pooled(findings: list[Finding]) -> float | None:
 
 def headline(verification: Verification, findings: list[Finding], contract: Contract) -> str:
     """One sentence for people."""
-    yardstick = "the baseline"
-    if contract.name == "PRECISION":
-        yardstick = PLAIN.get(contract.dtype or "", f"plain {contract.dtype} autocast")
+    beside = yardstick(str(contract))
+    beside = "the baseline" if beside == "baseline" else beside
     if not verification.ok:
         return failure(verification.worst) if verification.worst else "nothing was compared"
     what = _listed([f.tensor for f in findings])
@@ -108,14 +107,14 @@ def headline(verification: Verification, findings: list[Finding], contract: Cont
     sets += f" and {others} other famil{'ies' if others > 1 else 'y'} of inputs" if others else ""
     sets = "; ".join(filter(None, (_off(findings, contract), sets, unchecked_bits(verification.unchecked_bits))))
     if verification.bitwise:
-        return f"{what} equal those of {yardstick} bit for bit; {sets}"
+        return f"{what} equal those of {beside} bit for bit; {sets}"
     if verification.weakest:
-        return f"{what} agree with fp64, but weaker than {yardstick}: {verification.weakness}; {sets}"
+        return f"{what} agree with fp64, but weaker than {beside}: {verification.weakness}; {sets}"
     ratio = verification.error_ratio
     if ratio is not None and CLOSE < ratio < inf:  # where the yardstick happens to err by less than rounding may
-        return f"{what} agree with fp64 to rounding (outputs at worst {ratio:.2f}× the error of {yardstick}); {sets}"
+        return f"{what} agree with fp64 to rounding (outputs at worst {ratio:.2f}× the error of {beside}); {sets}"
     compared = f" (outputs at worst {ratio:.2f}× its error)" if ratio is not None and 0.01 <= ratio < inf else ""
-    return f"{what} agree with fp64 as closely as {yardstick} does{compared}; {sets}"
+    return f"{what} agree with fp64 as closely as {beside} does{compared}; {sets}"
 
 
 def _off(findings: Sequence[Finding], contract: Contract) -> str:

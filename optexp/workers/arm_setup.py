@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -191,7 +191,8 @@ class Built(Compiled):
             began = clock.now()
             batch, before = self.program.feed.next(), randomness.state(self.device)
             given = clock.now()
-            outputs = self.program.step(self.program, batch)
+            with nullcontext() if self.part.strategies else self.workload.first_call(self.program.model, batch):
+                outputs = self.program.step(self.program, batch)
             random |= randomness.drawn(before, self.device)
             self.unlike |= set(process_state.unlike(outputs, self.program))
             clock.synchronize(self.device)

@@ -19,6 +19,7 @@ from optexp.records.patch import Patch
 from optexp.schema import suggest, typed
 from optexp.strategy import Notes, Strategy
 from optexp.user_code.adapters import maker
+from optexp.user_code.bound_names import missing
 from optexp.user_code.described_input import Input, draw, names_of
 from optexp.user_code.hugging_face import inputs_of, may_describe_itself, with_config
 from optexp.user_code.importing import import_file, require_file
@@ -68,6 +69,8 @@ class Module(UserWorkload):
             raise ConfigError(NO_INPUTS)
         if self.path is not None:
             require_file(Path(self.path).expanduser(), "workload.path")
+            if (names := missing(Path(self.path).expanduser(), self.names.model)) is not None:
+                raise ConfigError(self._no_model(names))
         if self.target is not None:
             require_place(self.target, "workload.target")
         return self
@@ -84,6 +87,13 @@ class Module(UserWorkload):
     @property
     def name(self) -> str:
         return self.target.replace(":", ".").rpartition(".")[2] if self.target else Path(self.path or "").stem
+
+    @property
+    def inputs_key(self) -> str:
+        if self.inputs:
+            return "workload.inputs"
+        has_loader = self.path is not None and self.parts.loader is not None
+        return f"{self.names.loader if has_loader else self.names.inputs}()" if self.path else "drawn for this class"
 
     def code(self) -> list[bytes]:
         file = Path(self.path).expanduser() if self.path else source(self.target or "")
@@ -132,11 +142,7 @@ class Module(UserWorkload):
         has = {key: getattr(file, name, None) for key, name in vars(self.names).items()}
         model = has["model"]
         if model is None:
-            found = models_in(file) or ["MyModel"]
-            raise ConfigError(
-                f"{self.path} has no {self.names.model}: define it, or name another, as in"
-                f" workload.names.model={found[0]}{suggest(self.names.model, found) if found[1:] else ''}"
-            )
+            raise ConfigError(self._no_model(models_in(file)))
         if drawn is None and has["inputs"] is not None:
             drawn = partial(_call_inputs, has["inputs"], file)
         if drawn is None and has["loader"] is None:
@@ -153,6 +159,12 @@ class Module(UserWorkload):
             has["optimizer"],
             has["train_step"],
         )
+
+    def _no_model(self, found: Sequence[str]) -> str:
+        """The sentence where the file has no model of the name asked for, but `found`."""
+        example = f"workload.names.model={found[0] if found else 'MyModel'}"
+        others = suggest(self.names.model, found) if found[1:] else ""
+        return f"{self.path} has no {self.names.model}: define it, or name another, as in {example}{others}"
 
     def spelled(self) -> Spelled:
         target = self.target or f"{self.path}:{self.names.model}"

@@ -23,7 +23,9 @@ from optexp.records.patch import Patch
 from optexp.strategy import Notes, Strategy, UserFile
 from optexp.user_code.adapters import Maker, Then, endless, kind, leading_size, seed_all
 from optexp.user_code.drawn_alike import draws
+from optexp.user_code.find_marks import require_mark
 from optexp.user_code.given_batches import GivenBatches
+from optexp.user_code.importing import require_file
 from optexp.user_code.parts import Parts
 from optexp.user_code.script_batches import BatchForm
 from optexp.user_code.script_run import Reached, run
@@ -55,6 +57,8 @@ class Script(Workload):
     def resolve(self, device: str) -> Self:
         if self.path is None:
             raise ConfigError("workload=script: give workload.path=train.py, or use `python -m optexp.run train.py`")
+        require_file(self.file, "workload.path")
+        require_mark(self.file)
         return self
 
     @property

@@ -57,6 +57,7 @@ def test_verdicts(head_s: float, again_s: float, noise: float, verdict: Verdict)
     assert outcome.line.startswith(f"A → B: {verdict}")
     assert (record["speedup"] is None) is (record["base_us"] is None) is (verdict is Verdict.INVALID)
     assert ("results not compared" in outcome.line) is verdict.measured
+    assert ("; a run takes 1 s in A, " in re.sub(r"(99\d|100\d) ms|1\.0\d* s", "1 s", outcome.line)) is verdict.measured
     if verdict is Verdict.INVALID:
         assert "A/A: a second process of the baseline takes" in result.headline
     else:

@@ -15,11 +15,13 @@ PROCESSES = [[0.30, 0.31, 0.29], [0.33, 0.32, 0.34], [0.28, 0.27, 0.29]]
 
 
 def test_one_value_keeps_the_interval_of_its_comparison() -> None:
-    for processes, spread in ((PROCESSES, None), ([PROCESSES[0] * 6], ProcessSpread(0.02, 8))):
+    skewed = [*PROCESSES[0] * 6, 0.5, 0.6]
+    for processes, spread in ((PROCESSES, None), ([skewed], ProcessSpread(0.02, 8)), ([skewed], None)):
         alone = statistics.interval(processes, 0.95, spread)
-        found = of_processes(processes, 0.95, spread).interval(0.95)
-        assert found.estimate == pytest.approx(alone.estimate)
-        assert found.half_width == pytest.approx(alone.half_width, rel=0.05)
+        found = of_processes(processes, 0.95, spread)
+        for value in (found, combined([(1, found), (-1, EQUAL)])):
+            shown = value.interval(0.95)
+            assert [shown.estimate, shown.low, shown.high] == pytest.approx([alone.estimate, alone.low, alone.high])
 
 
 def test_errors_of_a_difference_add_up() -> None:

@@ -7,9 +7,21 @@ from pathlib import Path
 import pytest
 
 from optexp import api
-from optexp.comparison.forecast import Steps, announcement, process_s, rough, total_s, verification_s, welcome
+from optexp.comparison.defaults import taken
+from optexp.comparison.forecast import (
+    BESIDE_S,
+    Steps,
+    announcement,
+    late,
+    process_s,
+    rough,
+    total_s,
+    verification_s,
+    welcome,
+)
 from optexp.comparison.session import Session
-from optexp.config import Experiment, resolve
+from optexp.config import Experiment, resolve, search_path
+from optexp.measurement.machine_load import MachineLoad
 from optexp.measurement.settings import MeasurementSettings
 from optexp.reporting.terminal import Progress
 from optexp.support.stopwatch import Stopwatch
@@ -66,11 +78,14 @@ def test_an_estimate_has_few_digits(seconds: float, said: str) -> None:
 
 
 @pytest.mark.parametrize(("ms", "announced"), [(1.0, False), (2000.0, True)])
-def test_a_comparison_says_so_when_its_arms_are_set_up(ms: float, announced: bool, tmp_path: Path) -> None:
+def test_a_comparison_says_so_when_its_arms_are_set_up(
+    ms: float, announced: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     experiment = resolve(api.compose(["workload=sleep", f"workload.ms={ms}", "isolation=none", "device=cpu"], {}, {}))
     with Progress() as progress:
         session = Session(experiment, "cpu", tmp_path, Stopwatch(), progress)
         session.settings = experiment.measurement  # as with isolation=process
+        session.told_s = 1.0
         starting = session.pool.start({"baseline": session.spec(())})["baseline"]
         told = starting.setup.wait()
         session.forecast(starting.arm, told, told.setup_s, 1)
@@ -79,6 +94,7 @@ def test_a_comparison_says_so_when_its_arms_are_set_up(ms: float, announced: boo
     assert told.compute_s < 2.0
     notes = [note for note in session.result.notes if note.startswith("this will take about")]
     assert bool(notes) == announced
+    assert ("longer than about 10 s: to start took " in capsys.readouterr().err) == (not announced)
 
 
 @pytest.mark.parametrize(
@@ -94,4 +110,38 @@ def test_a_comparison_says_so_when_its_arms_are_set_up(ms: float, announced: boo
 def test_a_run_says_at_its_start_how_long_it_takes(
     experiment: Callable[..., Experiment], arguments: list[str], said: str
 ) -> None:
-    assert welcome(experiment("workload=gelu", "device=cpu", *arguments)) == said
+    asked = experiment("workload=gelu", "device=cpu", *arguments)
+    seconds, quiet = welcome(asked, MachineLoad(0.9, 2))
+    assert quiet == said
+    longer, busy = welcome(asked, MachineLoad(5.0, 2))
+    assert longer == pytest.approx(seconds + 2 * BESIDE_S)
+    assert "; the machine is busy: 5.0 processes share 2 cores" in busy
+
+
+def test_a_job_that_takes_longer_than_it_said_says_so() -> None:
+    assert not late(60.0, 20.0, 60.0)
+    assert late(60.0, 40.0, 100.0) == "longer than about 1 min: to start took 40 s, and about 2 min are left"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            [],
+            "no workload named (workload=…): mlp; no strategy named (strategy=…): baseline alone, compared with itself;"
+            " measurement=default",
+        ),
+        (
+            ["workload=gelu", "measurement=quick", "baseline=[inplace]"],
+            "no strategy named (strategy=…): the plain program is compared with inplace",
+        ),
+        (["mode=profile"], "no workload named (workload=…): mlp"),
+        (["workload=gelu", "strategy=baseline"], ""),
+    ],
+)
+def test_what_a_command_left_open_is_said(
+    experiment: Callable[..., Experiment], arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = experiment(*arguments)
+    monkeypatch.setattr(search_path, "typed", lambda: {text.partition("=")[0] for text in arguments})
+    assert taken(asked) == said

@@ -86,6 +86,10 @@ def test_work_that_an_honest_program_leaves_out_is_not_counted(name: str) -> Non
     assert flops(of(function, *shapes)) == left
 
 
+def test_no_convolution_of_a_cpu_is_rounded_to_tf32() -> None:
+    assert of(lambda x, w: F.conv2d(x.view(1, 2, M, M), w), (4, 2, 5, 5)).flops.keys() == {"float32"}
+
+
 SKIPPED: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], float]] = {
     "a nonlinearity needs each element": (lambda x, w: F.gelu(x @ w).sum(), [(K, N)], GEMM),
     "through a view and a bias": (lambda x, w, b: F.silu((x @ w + b).view(2, -1)), [(K, N), (N,)], GEMM),

@@ -88,21 +88,30 @@ def test_a_record_is_whole_or_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("decided", [False, True])
-def test_an_interrupted_run_leaves_a_record_that_says_so(decided: bool, tmp_path: Path) -> None:
+def test_an_interrupted_run_leaves_a_record_that_says_so(
+    decided: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     result = Result.read(EXAMPLE)
     with suppress(KeyboardInterrupt), Recorder(session_of(result, tmp_path), lambda *_: None) as record:
         if decided:
             record.finish(result)
         raise KeyboardInterrupt("SIGTERM")
+    said = capsys.readouterr().out
     found = Result.read(tmp_path / "result.json")
     if decided:
         assert found.verdict is Verdict.FASTER
+        assert "INTERRUPTED" not in said
         return
+    record = f"the record is {tmp_path}/result.json"
+    assert said == f"{found.workload} · {found.label}  INTERRUPTED (SIGTERM) during measurement: {record}\n"
     assert found.headline == "ERROR: interrupted (SIGTERM) during measurement"
     assert (found.verdict, found.speedup, found.error and found.error.type) == (Verdict.ERROR, None, "Interrupted")
 
 
-def test_a_run_that_is_interrupted_while_it_starts_leaves_one_too(tmp_path: Path) -> None:
+def test_a_run_that_is_interrupted_while_it_starts_leaves_one_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = OmegaConf.create({"workload": {"_target_": "optexp.workloads.mlp.Mlp"}, "device": "cpu"})
     recorder.not_built(KeyboardInterrupt("SIGINT"), config, tmp_path, lambda *_: pytest.fail("nothing is shown"))
     assert Result.read(tmp_path / "result.json").headline == "ERROR: interrupted (SIGINT) during its start"
+    assert "mlp · baseline  INTERRUPTED (SIGINT) during its start: " in capsys.readouterr().out

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from optexp.records.measurement import Measurement, Watch
+from optexp.records.verification import Finding
 from optexp.reporting import front, report
 from optexp.result import ArmSummary, Result, Speedup, Verdict
 
@@ -75,6 +77,35 @@ def test_nothing_is_built_on_the_undecided() -> None:
     assert "Build nothing on this" in page
     assert "faster(model)" not in page
     assert "faster(model)" in report.render(RESULTS["FASTER"], paste="model = faster(model)")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "processes", "words"),
+    [
+        (0.9, 1.2, 5, "the interval holds a loss and a gain. measurement=rigorous measures in more processes than 5."),
+        (1.01, 1.2, 5, "the difference may be smaller than what counts. measurement=rigorous"),
+        (1.01, 3.0, 1, "the blocks of one process scatter. measurement=default measures in more processes than 1."),
+    ],
+)
+def test_the_undecided_is_told_why(low: float, high: float, processes: int, words: str) -> None:
+    speedup = Speedup((low * high) ** 0.5, low, high, 0.99, processes)
+    result = replace(RESULTS["INCONCLUSIVE"], speedup=speedup, measurement=None)
+    assert front.to_do(result)[0].startswith(f"Build nothing on this: {words}")
+    cores = Watch("cores", False, "the baseline had to wait")
+    most = front.to_do(replace(result, measurement=Measurement(preset="rigorous")))[0]
+    assert "measurement=rigorous" not in most
+    disturbed = front.to_do(replace(result, measurement=Measurement(watchdogs=[cores])))[0]
+    assert disturbed.endswith("A machine that does nothing else decides more.")
+
+
+def test_what_is_right_but_weaker_has_no_green_tick() -> None:
+    result = RESULTS["FASTER"]
+    assert result.equivalence is not None
+    weaker = replace(result.equivalence, weakest=Finding("output", error_ratio=6.48))
+    page = report.render(replace(result, equivalence=weaker))
+    assert next(ok for ok, _ in front.checks(replace(result, equivalence=weaker))) is None
+    assert page.count('<span class="try">!</span>') == 2
+    assert '<span class="try">!</span>' not in report.render(result)
 
 
 def test_details_are_folded_and_open_on_paper() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import shlex
 import shutil
 import subprocess
 from dataclasses import fields, is_dataclass, replace
@@ -14,6 +16,7 @@ from typing import get_args, get_type_hints
 import pytest
 from jinja2 import meta, nodes
 
+from optexp.records.difference import Change, Difference
 from optexp.records.measurement import Measurement, ProcessRatio
 from optexp.records.prediction import Prediction
 from optexp.records.verification import Distribution, Element, Finding, GateResult, MutantCount, Trajectory
@@ -125,6 +128,28 @@ def test_the_command_is_the_jobs_own_overrides(tmp_path: Path) -> None:
     assert "python -m optexp workload=mlp 'strategy=[amp,fusion]'" in text
 
 
+def test_the_command_of_a_script_can_be_pasted(tmp_path: Path) -> None:
+    typed = ["workload=script", "workload.path='dir/train.py'", "workload.arguments=['--width=3']", "strategy=amp"]
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps(typed))
+    config = {"workload.path": "dir/train.py", "workload.arguments": ["--name", "it's a", "--width=3"]}
+    command = report.command(replace(RESULTS["FASTER"], config=config), tmp_path)
+    assert shlex.split(command) == [
+        "python", "-m", "optexp.run", "strategy=amp", "dir/train.py", "--", "--name", "it's a", "--width=3",
+    ]  # fmt: skip
+
+
+def test_operators_that_changed_are_shown_whole() -> None:
+    shapes = "float32[256, 1024], float32[1024, 4096], float32[4096]"
+    change = Change("aten::addmm", shapes, "blocks.0.mlp", 1, 2, "ampere_sgemm_128x64_tn", "cutlass_80", 10.0, 5.0)
+    result = RESULTS["FASTER"]
+    profile = replace(result.profile, difference=Difference(changes=[change]))
+    why = report.render(replace(result, profile=profile)).partition("<h2>Why</h2>")[2].partition("</section>")[0]
+    for part in (shapes, "module blocks.0.mlp", "ampere_sgemm_128x64_tn → cutlass_80"):
+        assert f">{part}</span>" in why
+    assert 'class="name"' not in why
+
+
 def test_what_verification_found_is_shown_by_tensor() -> None:
     result = RESULTS[Verdict.FASTER]
     element = Element([3, 4], 1.2345678, 1.23456785, 1.2345679)
@@ -154,6 +179,12 @@ def test_what_verification_found_is_shown_by_tensor() -> None:
     xs = [float(point.split(",")[0]) for point in errors.lines["baseline"].split()]
     assert xs == sorted(xs)
     assert plots.errors(result) is None
+    lower = report.render(replace(result, equivalence=replace(equivalence, contract="PRECISION(bfloat16)")))
+    shown = re.sub(r"<[^>]*>|\s+", " ", lower.partition("Is it still right?")[2])
+    assert "plain bfloat16 autocast: 50% exactly" in shown
+    for part in ("over that of plain bfloat16 autocast", "mutant of plain bfloat16 autocast"):
+        assert part in shown, part
+    assert "<th>plain bfloat16 autocast</th><th>fp64</th>" in lower
 
 
 def test_a_section_is_a_function_and_the_template_of_its_name() -> None:

@@ -211,6 +211,15 @@ def test_a_sweep_and_its_runs_in_a_store_of_their_own(
     assert all(chart.get("metricKey", "speedup/low") in run.data.metrics for chart in view["compareRunCharts"])
 
 
+def test_an_error_is_no_success_in_the_store(folder: Path, tmp_path: Path) -> None:
+    sent = replace(RESULTS[Verdict.ERROR], id="of an error")
+    tracking.log_later(Tracking(), sent, tmp_path)
+    held = tracking.held_by_run_id(Tracking(), str(sent.environment["mlflow_run"]))
+    assert held is not None
+    assert held.finished  # a record that was logged, of a run that failed
+    assert held.run.client.get_run(held.run.run_id).info.status == "FAILED"
+
+
 def test_a_description_begins_with_the_figures_that_matter() -> None:
     first = logged.note(FASTER).splitlines()[0]
     assert first == "**FASTER at least 5.85×** · 752 µs → 127 µs a step · 41.5 MiB → 48.9 MiB of memory"

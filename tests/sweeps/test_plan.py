@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from optexp.comparison import forecast
+from optexp.measurement.machine_load import MachineLoad
 from optexp.sweeps import plan
 from optexp.sweeps.job import Job
 from optexp.sweeps.plan import Cost, Past
@@ -54,6 +55,22 @@ def test_the_sum_counts_wall_time_and_gpu_hours(tmp_path: Path) -> None:
     assert plan.summary(found, 0, 1) == "3 jobs: about 90 min and 1 GPU-hours"
     assert plan.summary(found, 2, 8) == "3 jobs, 8 side by side: about 30 min and 1 GPU-hours; 2 more are done already"
     assert plan.summary([], 3, 1) == "0 jobs: about 10 s and 0 GPU-hours; 3 more are done already"
+
+
+def test_a_sweep_says_before_its_first_job_how_long_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job(0, sweep_config(tmp_path), tmp_path, "")
+    found = [Cost(job, "gelu", 40.0, basis, False) for basis in ("no record: a guess", "1 record", "1 record")]
+    monkeypatch.setattr(plan, "costs", lambda *_: found)
+    monkeypatch.chdir(tmp_path)
+    plan.announce([job], 0, 1, MachineLoad(0.0, 2))
+    plan.announce([job], 4, 2, MachineLoad(9.0, 2))
+    assert capsys.readouterr().err.splitlines() == [
+        "optexp: 3 jobs, about 2 min (1 record); sweep.plan=true lists them",
+        "optexp: 3 jobs, 2 side by side, about 3 min (1 record); the machine is busy: 9.0 processes share 2 cores;"
+        " 4 more are done already; sweep.plan=true lists them",
+    ]
 
 
 def test_earlier_records_are_read_without_their_waits(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from optexp.comparison import recorder
 from optexp.errors import TrackingError
 from optexp.reporting import tracking
 from optexp.result import ByItself, Result, Verdict
@@ -117,11 +118,22 @@ def test_a_sweep_without_a_measurement_has_no_picture(run: FakeRun, tmp_path: Pa
     assert not (tmp_path / "plots").exists()
 
 
-def test_an_interrupted_sweep_is_marked_killed_once(run: FakeRun, tmp_path: Path) -> None:
+def test_an_interrupted_sweep_ranks_what_is_done_and_is_marked_killed_once(
+    run: FakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sweep.SweepCallback().on_multirun_start(config(tmp_path))
+    for number, example in enumerate(("same", "faster", "faster", None)):
+        add_job(tmp_path, number, example)
+    stopped = Result.read(tmp_path / "2" / "result.json")
+    recorder.interrupted(stopped, KeyboardInterrupt("SIGTERM"), "measurement")
+    stopped.write(tmp_path / "2" / "result.json")
     sweep.abort()
     sweep.abort()
     assert run.done[1:] == ["KILLED"]
+    said = capsys.readouterr().out
+    assert [line.split()[0] for line in said.splitlines() if line[:1].isupper()] == ["FASTER", "SAME", "INTERRUPTED:"]
+    assert f"INTERRUPTED: 2 jobs are done, in {tmp_path}; the same command with sweep.resume=true does the rest" in said
+    assert [row["verdict"] for row in json.loads((tmp_path / "sweep.json").read_text())] == ["FASTER", "SAME"]
     assert sweep.PARENT not in os.environ
 
 

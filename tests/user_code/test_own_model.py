@@ -51,7 +51,7 @@ def model(forward: str, init: str = "self.linear = nn.Linear(4, 4)") -> str:
 @pytest.mark.parametrize(
     ("text", "message", "frames"),
     [
-        ("import not_installed", "No module named 'not_installed'", ["import not_installed"]),
+        ("import not_installed\nModel = 1", "No module named 'not_installed'", ["import not_installed"]),
         ("class Model(nn.Module)\n    pass", "SyntaxError", ["class Model(nn.Module)"]),
         (
             "def width(options):\n    return options['width']\n" + model("return x", "self.width = width({})"),
@@ -59,9 +59,9 @@ def model(forward: str, init: str = "self.linear = nn.Linear(4, 4)") -> str:
             ["self.width = width({})", "return options['width']"],
         ),
         (
-            model("return self.linear(x[:, :3])"),
-            "shapes cannot be multiplied",
-            ["return self.linear(x[:, :3])", "return F.linear(input, self.weight, self.bias)"],
+            model("return self.linear(x) + {}['bias']"),
+            "KeyError: 'bias'",
+            ["return self.linear(x) + {}['bias']"],
         ),
         (
             model("try: x.nope\n        except AttributeError as e: raise ValueError('mine') from e"),
@@ -87,14 +87,34 @@ def test_errors_show_the_users_own_traceback_and_only_that(
     assert "importlib" not in told
 
 
-def test_an_error_in_a_librarys_model_shows_the_library_alone(tmp_path: Path) -> None:
-    shape = "workload.inputs=[{shape: [3, 65]}]"
-    result = run(tmp_path, "workload.target=torch.nn:Linear", "workload.args=[64, 64]", shape)
+IMAGES = "workload.inputs=[{shape: [4, 1, 8, 8]}]"
+CONV = "self.conv = nn.Conv2d(3, 2, 3)"
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "place", "given"),
+    [
+        (model("return self.conv(x)", CONV), [IMAGES], "mine.py:9, in forward, `return self.conv(x)`: ", "8] float32"),
+        (
+            model("return self.table(x)", "self.table = nn.Embedding(9, 2)"),
+            ["workload.inputs=[{shape: [4, 5], name: x}]", "workload.mode=train", "workload.optimizer=SGD"],
+            "mine.py:9, in forward, `return self.table(x)`: Expected tensor",
+            "x [4, 5] float32",
+        ),
+        ("Model = nn.Sequential(nn.ReLU(), nn.Conv2d(3, 2, 3))", [IMAGES], "batch: 1 (Conv2d): Given", "[4, 1, 8, 8]"),
+        (model("return self.linear(x[:, :3])"), [], "`return self.linear(x[:, :3])`: mat1", "get_inputs()) is [8, 4]"),
+    ],
+    ids=["channels", "dtype", "no-line", "inputs-of-the-file"],
+)
+def test_a_batch_that_the_model_cannot_take_is_one_sentence(
+    text: str, overrides: list[str], place: str, given: str, tmp_path: Path
+) -> None:
+    result = run(tmp_path, written(tmp_path, text), *overrides)
     assert result.verdict is Verdict.ERROR
-    assert result.error is not None
-    told = result.error.traceback
-    assert "return F.linear(input, self.weight, self.bias)" in told
-    assert str(Path(optexp.__file__).parent) not in told
+    assert result.headline.startswith("ERROR: the model cannot take its batch: ")
+    assert place in result.headline
+    assert given in result.headline
+    assert not (result.error and result.error.traceback)
 
 
 # --- whatever a model is, there is a verdict ---------------------------------------------------------------------

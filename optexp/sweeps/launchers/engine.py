@@ -30,6 +30,7 @@ class Engine(Launcher):
     config: DictConfig
     context: HydraContext
     folders: list[Path]  # of the last launch's jobs, in their order
+    announces = False  # how long a launch takes: its jobs are all there are
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.context, self.config = hydra_context, config
@@ -81,7 +82,12 @@ class Engine(Launcher):
         folder.mkdir(parents=True, exist_ok=True)
         for path in taken_over.values():
             sweep.expect(path)
-        if taken_over:
+        if self.announces:
+            from optexp.measurement.machine_load import MachineLoad
+            from optexp.sweeps import plan
+
+            plan.announce(jobs, len(taken_over), self.workers(), MachineLoad.now())
+        elif taken_over:
             print(f"optexp: {len(taken_over)} jobs are done already, {len(jobs)} are left", file=sys.stderr)
         self._run(jobs, settings.attempts)
         return []

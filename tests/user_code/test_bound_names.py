@@ -1,0 +1,36 @@
+"""Names that a file cannot bind are found without an import; what is not sure is left to the import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from optexp.user_code.bound_names import missing
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("class Other: ...\ndef make(): ...\n_x = 1", ["Other", "make"]),
+        ("if True:\n    from torch.nn import Linear as Net", None),
+        ("from torch.nn import *", None),
+        ("for Net in (): ...", None),
+        ("(a, *Net) = 1, 2", None),
+        ("globals()['N' + 'et'] = 1", None),
+        ("import sys\nsys.modules[__name__] = object()", None),
+        ("def __getattr__(name): ...", None),
+        ("class Net(:", None),
+    ],
+)
+def test_only_what_no_statement_binds_is_missing(text: str, found: list[str] | None, tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(text)
+    assert missing(file, "Net") == found
+
+
+def test_a_package_has_its_modules(tmp_path: Path) -> None:
+    (tmp_path / "__init__.py").touch()
+    (tmp_path / "net.py").touch()
+    assert missing(tmp_path / "__init__.py", "net") is None
+    assert missing(tmp_path / "__init__.py", "Net") == []
