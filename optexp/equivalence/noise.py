@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 
@@ -70,7 +71,9 @@ def noisy(
             generators[value.device] = torch.Generator(value.device).manual_seed(seed)
         wide = torch.float64 if value.dtype is torch.float64 else torch.float32
         scale = value.detach().to(wide).square().mean().sqrt() * (share * amplitude(name))
-        noise = torch.randn(value.shape, generator=generators[value.device], device=value.device, dtype=wide) * scale
+        with temporarily_clear_interpreter_stack():  # vmap draws nothing; every row gets the same
+            drawn = torch.randn(value.shape, generator=generators[value.device], device=value.device, dtype=wide)
+        noise = drawn * scale
         if dtype is not None:  # in which as little beside so much is lost, and what is alike stays so
             noise = noise.where(4 * noise.abs() >= torch.finfo(dtype).eps * value.detach().abs(), 0.0)
         return value + noise.to(value.dtype)

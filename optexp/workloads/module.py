@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +31,9 @@ from optexp.user_code.patched import defined_in, user_file
 from optexp.user_code.workload import UserWorkload
 
 NO_INPUTS = "workload=module: give the inputs of target, as in workload.inputs=[{shape:[32,128]}]"
+
+
+FACTORY = "get_model"  # makes the model in a file that has no `Names.model`
 
 
 @dataclass
@@ -70,7 +73,9 @@ class Module(UserWorkload):
         if self.path is not None:
             require_file(Path(self.path).expanduser(), "workload.path")
             if (names := missing(Path(self.path).expanduser(), self.names.model)) is not None:
-                raise ConfigError(self._no_model(names))
+                if self.names.model != Names.model or FACTORY not in names:
+                    raise ConfigError(self._no_model(names))
+                return replace(self, names=replace(self.names, model=FACTORY))
         if self.target is not None:
             require_place(self.target, "workload.target")
         return self

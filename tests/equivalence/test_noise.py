@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 from optexp.equivalence.noise import RUNS, noisy
 
@@ -109,3 +110,18 @@ def test_noise_is_reproducible_and_leaves_the_global_generator_alone():
     assert not torch.equal(first, third)
     assert torch.equal(model(x), nn.GELU()(x))
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_noise_reaches_modules_that_are_called_under_vmap() -> None:
+    """As in meta-learning, whose steps were an error: vmap draws no random numbers unless it is told how."""
+    model = nn.Linear(3, 3)
+
+    def step(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(model, params, (x,)).square().sum()
+
+    params, x = dict(model.named_parameters()), torch.randn(5, 2, 3)
+    plain = vmap(grad(step), (None, 0))(params, x)["weight"]
+    with noisy(model, 1):
+        noised = vmap(grad(step), (None, 0))(params, x)["weight"]
+    assert plain.shape == noised.shape
+    assert 0 < float((plain - noised).abs().max()) < 1e-3

@@ -185,7 +185,7 @@ def test_controls_are_of_the_code_that_they_were_run_on(
     monkeypatch.syspath_prepend(str(tmp_path))
     found = []
     for line in ("import torch", "import torch", "import torch, time"):
-        (tmp_path / "mine.py").write_text(line)
+        (tmp_path / "mine.py").write_text(f"{line}\nModel = torch.nn.ReLU")
         asked = experiment("workload=module", named, "workload.inputs=[{shape: [4]}]")
         session = Session(asked, "cpu", tmp_path, Stopwatch(), Progress())
         session.close()

@@ -367,3 +367,9 @@ def train_step(model, batch, optimizer):
 """
     result = run(tmp_path, written(tmp_path, text), "workload.mode=train", "strategy=compiled_optimizer", "verify=only")
     assert result.verdict is Verdict.VERIFIED, result.headline
+
+
+def test_a_function_may_make_the_model(tmp_path: Path) -> None:
+    text = "class Net(nn.Linear):\n    pass\n\ndef get_model():\n    return Net(4, 4)\n" + INPUT
+    result = run(tmp_path, written(tmp_path, text), "verify=only")
+    assert result.verdict is Verdict.VERIFIED, result.headline
