@@ -27,7 +27,7 @@ from optexp.equivalence.tensor_math import histogram, largest
 from optexp.equivalence.trajectory import RATES
 from optexp.errors import NoReference
 from optexp.program import clear_gradients
-from optexp.support.tolerances import SMALL
+from optexp.support.tolerances import SCARCE, SMALL
 
 
 def quantities(inputs: InputSet, step: int, seen: Observation) -> Iterator[Quantity]:
@@ -75,7 +75,8 @@ def _result(inputs: InputSet, name: str, value: Tensor, reference: Tensor, varia
     if forward and reference.is_floating_point() and largest(reference) > (most := torch.finfo(value.dtype).max):
         reference = reference.clamp(-most, most)  # as finfo's least number is another one in float64
     terms = zeros(inputs.fp64).get(name, 0.0) if gradient else 0.0
-    limits = Limits(inputs.arithmetic.coarser_row(value), gradient, small, terms > 0, cap=cap)
+    scarce = gradient and reference.numel() < SCARCE
+    limits = Limits(inputs.arithmetic.coarser_row(value), gradient, small, scarce, terms > 0, cap=cap)
     return Quantity(name, value, reference, limits, variance, value if small else None, terms)
 
 

@@ -21,7 +21,7 @@ from optexp.support.tolerances import Tolerance as Tolerance
 from optexp.support.tolerances import of_a_zero
 
 BLOCK_FACTOR = 4.0  # m of G3
-GRADIENT_FACTOR = 2.0  # m = m∞ of gradients, whose yardstick already holds noisy runs
+GRADIENT_FACTOR = 2.0  # m = m∞ of gradients of many elements, whose yardstick already holds noisy runs
 PRECISION_CAP = 32.0  # RMS(c−g) ≤ 32·u·s on forward outputs, whatever plain autocast does
 
 
@@ -94,6 +94,7 @@ class Limits:
 
     row:        of the arithmetic, or of the tensor's own coarser dtype
     few:        fewer than `SMALL` elements: their RMS has the floor of a single element
+    scarce:     a gradient of fewer than `SCARCE` elements
     zero:       zero in exact arithmetic: all of it is rounding, of which a few runs say too little
     resolution: rounding of the stored value (RMS, largest)
     cap:        of RMS(c−g), in u·s; None for none
@@ -102,6 +103,7 @@ class Limits:
     row: Tolerance
     gradient: bool = False
     few: bool = False
+    scarce: bool = False
     zero: bool = False
     resolution: tuple[float, float] = (0.0, 0.0)
     cap: float | None = None
@@ -116,8 +118,9 @@ def measure(
     yardstick: E of the gates;  baseline: error of its plain runs, which the report's ratios refer to
     """
     row, (resolution, coarsest) = limits.row, limits.resolution
-    warn, fail = factors(row, limits.gradient)
-    peak_fail = GRADIENT_FACTOR if limits.gradient else row.peak_fail
+    known = limits.gradient and not limits.scarce
+    warn, fail = factors(row, known)
+    peak_fail = GRADIENT_FACTOR if known else row.peak_fail
     of_zero = of_a_zero(row.unit) if limits.zero else 0.0
     floor = max((row.peak_floor if limits.few else row.floor) * row.unit, of_zero) * scale + resolution
     peak_floor = max(row.peak_floor * row.unit, BLOCK_FACTOR * of_zero)
@@ -170,9 +173,12 @@ def _exceeded(finding: Finding, found: Error, block: int) -> str:
     return f"{what} is {times} the limit of {limit:.3g}; {where}"
 
 
-def factors(row: Tolerance, gradient: bool) -> tuple[float, float]:
-    """m of G1: the larger error makes a result weak above the first, and fail above the second."""
-    return (GRADIENT_FACTOR, GRADIENT_FACTOR) if gradient else (row.warn, row.fail)
+def factors(row: Tolerance, known: bool) -> tuple[float, float]:
+    """m of G1: the larger error makes a result weak above the first, and fail above the second.
+
+    known: noisy runs tell the error of a gradient of many elements
+    """
+    return (GRADIENT_FACTOR, GRADIENT_FACTOR) if known else (row.warn, row.fail)
 
 
 def _worst_block(errors: Tensor, yardstick: Yardstick, floor: float) -> tuple[int, float, float]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SMALL = 16  # elements; fewer say too little about an error's size, and one run may be right by luck
+ZERO_UNITS, ZERO_MOST = 512.0, 0.002  # of Σ|terms|, in u and at most: what rounding leaves of a sum that is zero
+SCARCE = 64  # elements of a gradient; in fewer, a few large errors are most of it, and each run has others
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def of_a_zero(unit: float) -> float:
 
     One running sum of 2^18 terms is off by some 512 u of them; compiled loops have been seen to be off by 190 u.
     """
-    return min(512 * unit, 0.002)
+    return min(ZERO_UNITS * unit, ZERO_MOST)
 
 
 def tolerance_of(arithmetic: str) -> Tolerance:
