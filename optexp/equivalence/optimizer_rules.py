@@ -1,7 +1,7 @@
 """The numbers that an optimizer computes with, of each parameter, beside those of the baseline's optimizer.
 
-A learning rate that is 0.01 % off moves parameters by less than they are rounded, and no gate over tensors shows it. The
-numbers lie in `param_groups`, and are compared themselves.
+A learning rate that is 0.01 % off moves parameters by less than they are rounded, and no gate over tensors shows it.
+The numbers lie in `param_groups`, and are compared themselves.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def unlike_rules(seen: Mapping[str, Tensor], baseline: Mapping[str, Tensor]) -> 
     if RULE not in seen or RULE not in baseline:
         return
     (ours, _, groups), (theirs, keys, others) = (json.loads(bytes(arm[RULE].tolist())) for arm in (seen, baseline))
-    expected = {name: {key: numbers[key] for key in keys if key in numbers} for names, numbers in others for name in names}
+    known = [(names, {key: numbers[key] for key in keys if key in numbers}) for names, numbers in others]
+    expected = {name: numbers for names, numbers in known for name in names}
     met = set[str]()
     for names, numbers in groups:
         for name in names:
@@ -86,7 +87,7 @@ def unlike_rules(seen: Mapping[str, Tensor], baseline: Mapping[str, Tensor]) -> 
                 if ours == theirs:
                     yield broken(f"{RULE}/{key}", values)
                 elif _close(*pair):
-                    why = f"{values}, and the optimizers are of two classes, {ours} and {theirs}: make the numbers equal"
+                    why = f"{values}, and the optimizers are of two classes, {ours} and {theirs}: make both equal"
                     yield Finding(f"{RULE}/{key}", error_rms=0.0, unseen=why)
 
 

@@ -168,8 +168,8 @@ class FirstCall:
     autocast: torch.dtype | None = None
 
 
-def first_call(program: Program, batch: Batch) -> FirstCall:
-    """Run one step, and note how it calls the model."""
+def first_call(program: Program, run: Callable[[], object]) -> FirstCall:
+    """Run steps, and note how the first one calls the model."""
     seen: list[FirstCall] = []
     device = program.device.type
 
@@ -181,7 +181,7 @@ def first_call(program: Program, batch: Batch) -> FirstCall:
 
     handle = program.model.register_forward_pre_hook(note, with_kwargs=True)
     try:
-        program.step(program, batch)
+        run()
     finally:
         handle.remove()
     return seen[0] if seen else FirstCall()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +18,39 @@ from optexp.program import Batch, Outputs, Program, flatten, others
 from optexp.python_state.variables import records_graphs
 from optexp.user_code.recorded_steps import Recorded, watched
 
+Gradients = Sequence[Tensor | None]
+ADDS = (
+    "each step adds to gradients that earlier steps left, and every call starts without any: let each step clear them"
+    " (optimizer.zero_grad()); a step of several batches loops over them itself, or has every=4 at its mark"
+)
+
+
+@dataclass
+class Beginning:
+    """What a call finds in gradients; see `optexp.user_code.left_gradients`.
+
+    adds:   a call reads what the one before left there
+    called: each clears them by zero_grad()
+    zeros:  names of parameters whose gradients are zeros, and not None, as a call begins
+    """
+
+    adds: bool = False
+    called: bool = False
+    zeros: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A call that counts as none.
+
+    cleared: it called zero_grad() before its optimizer step;  taken: gradients of that step, or of a step left out
+    left:    parameters with gradients that are there for the next call
+    """
+
+    cleared: bool
+    taken: Gradients
+    left: Sequence[torch.nn.Parameter]
+
 
 @dataclass(frozen=True)
 class TrainStep:
@@ -26,12 +59,14 @@ class TrainStep:
     unpack: a batch as the user's own loader gives it
     model:  the model as the function sees it
     met:    programs whose first step has shown that it leaves values in gradients, or drops them whole
+    beginning: what a call finds in gradients
     """
 
     function: Callable[..., Any]
     unpack: Callable[[Batch], Any]
     model: Callable[[Program, Optimizer], Any] = lambda program, optimizer: Model(program, optimizer)
     met: WeakSet[torch.nn.Module] = field(default_factory=WeakSet, compare=False)
+    beginning: Beginning = field(default_factory=Beginning, compare=False)
 
     @cached_property
     def replays(self) -> bool:
@@ -44,10 +79,16 @@ class TrainStep:
             raise Unsupported(
                 "train_step calls backward() itself, where a GradScaler cannot reach: use strategy.amp.dtype=bfloat16"
             )
+        if self.beginning.adds:
+            raise NoReference(ADDS)
         is_first = program.model not in self.met
         optimizer = Optimizer(program.optimizer, [*program.model.parameters()], looks=is_first)
+        for name, parameter in program.model.named_parameters() if self.beginning.zeros else ():
+            parameter.grad = torch.zeros_like(parameter) if name in self.beginning.zeros else None
         with watched(optimizer) if self.replays else nullcontext():
             result = self.function(self.model(program, optimizer), self.unpack(batch), optimizer)
+        if self.beginning.called and not (optimizer.cleared or self.replays) and optimizer.left:
+            raise NoReference(ADDS)
         if is_first:
             optimizer.refuse_zeros()
             optimizer.refuse_leftovers()
@@ -66,6 +107,21 @@ class TrainStep:
                 " and a loop must go on for any number of steps)"
             )
         return self._outputs(result)
+
+    def tried(self, program: Program, batch: Batch, begins: Mapping[torch.nn.Parameter, Tensor]) -> Tried:
+        """A call on a batch, whose effects the caller undoes.
+
+        begins: gradients that it finds; of other parameters none
+        """
+        assert program.optimizer is not None
+        optimizer = Optimizer(program.optimizer, [*program.model.parameters()])
+        for parameter, gradient in begins.items():
+            parameter.grad = gradient
+        self.function(self.model(program, optimizer), self.unpack(batch), optimizer)
+        held = {id(p) for group in program.optimizer.param_groups for p in group["params"]}
+        taken = optimizer.taken or [parameter.grad for parameter in optimizer.parameters]
+        own = [g for p, g in zip(optimizer.parameters, taken, strict=True) if id(p) in held]
+        return Tried(optimizer.cleared, own, optimizer.left)
 
     @staticmethod
     def _outputs(result: Any) -> Outputs:
@@ -99,7 +155,7 @@ class Optimizer:
         self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter], looks: bool = False
     ) -> None:
         self.optimizer, self.parameters, self.looks, self.steps = optimizer, parameters, looks, 0
-        self.taken: Sequence[Tensor | None] = ()
+        self.taken: Gradients = ()
         self.recording: Recorded | None = None
         self.versions: list[int] = []
         self.cleared = False
@@ -121,6 +177,11 @@ class Optimizer:
     def replayed(self, recorded: Recorded) -> None:
         self.steps += recorded.steps
         self.taken = recorded.gradients or self.taken
+
+    @property
+    def left(self) -> list[torch.nn.Parameter]:
+        """Parameters that have gradients now."""
+        return [parameter for parameter in self.parameters if parameter.grad is not None]
 
     def show_gradients(self) -> None:
         """Put gradients back that the step cleared after the optimizer had taken them."""
@@ -171,10 +232,26 @@ class Model:
     __class__ = property(lambda self: type(self.model))  # type: ignore[assignment]
 
     def __init__(self, program: Program, optimizer: Optimizer) -> None:
-        self.model, self.call, self.zero_grad = program.model, program.call, optimizer.zero_grad
+        model: Any = program.model
+        self.model, self.call, self.zero_grad = model, program.call, optimizer.zero_grad
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.call(*args, **kwargs)
+
+    def __iter__(self) -> Iterator[Any]:  # of a Sequential, a ModuleList or a ModuleDict
+        return iter(self.model)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.model[key]
+
+    def __contains__(self, key: Any) -> bool:
+        return key in self.model
+
+    def __len__(self) -> int:
+        return len(self.model)
+
+    def __bool__(self) -> bool:
+        return bool(self.model)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)

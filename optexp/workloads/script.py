@@ -24,13 +24,14 @@ from optexp.strategy import Notes, Strategy, UserFile
 from optexp.user_code.adapters import Maker, Then, endless, kind, leading_size, seed_all
 from optexp.user_code.drawn_alike import draws
 from optexp.user_code.given_batches import GivenBatches
+from optexp.user_code.left_gradients import learn
 from optexp.user_code.parts import Parts
 from optexp.user_code.script_batches import BatchForm
 from optexp.user_code.script_run import Reached, run
 from optexp.user_code.script_step import Body, Inference, ScriptModel, ScriptProgram, first_call, unwrapped
 from optexp.user_code.starts_from import starts_from
 from optexp.user_code.step_state import TrackedStepState, move
-from optexp.user_code.train_step import TrainStep
+from optexp.user_code.train_step import Beginning, TrainStep
 from optexp.workload import Workload
 
 if TYPE_CHECKING:
@@ -182,11 +183,13 @@ class Script(Workload):
         self.remarks: list[str] = []
         self.forget()
         seed_all(seed)
+        self.beginning = Beginning()
         mark, function = self.reached.mark, self.reached.function
         if self.learns != (self.mode == "train"):
             expected = "train" if self.learns else "forward"
             raise ConfigError(f"{self.path}: the mark is of {expected}: set workload.mode={expected}")
         model, optimizer = placed(self.model(), device, dtype), unwrapped(mark.optimizer)
+        had = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
         if optimizer is not None and optimizer.state:
             optimizer.load_state_dict(optimizer.state_dict())  # which brings its tensors to those of the model
         move(function, model, device, dtype)
@@ -194,8 +197,7 @@ class Script(Workload):
         prime(program)
         batch = self.in_dtype(self.batch(torch.Generator(device).manual_seed(0)), dtype)
         with InFloat64() if dtype is torch.float64 else nullcontext():
-            with preserved(program):
-                first = first_call(program, batch)
+            first = first_call(program, lambda: self._try_first(program, batch, had))
             if draws(lambda: self._tried(program, batch), device):
                 self._draw_alike()
                 program = self._program(Body(self.reached, draws=True), model, optimizer, device, dtype)
@@ -209,11 +211,19 @@ class Script(Workload):
         unpack = self.form.unpack
         return ScriptProgram(
             model=model,
-            step=TrainStep(body, unpack, ScriptModel) if self.learns else Inference(body, unpack),
+            step=TrainStep(body, unpack, ScriptModel, beginning=self.beginning)
+            if self.learns
+            else Inference(body, unpack),
             feed=self.feed(device, dtype),
             optimizer=optimizer,
             step_state=self._tracked(optimizer),
         )
+
+    def _try_first(self, program: Program, batch: Batch, had: Sequence[str]) -> None:
+        if isinstance(program.step, TrainStep):
+            learn(program.step, program, batch, self.reached.function, had)
+        else:
+            self._tried(program, batch)
 
     def _tried(self, program: Program, batch: Batch) -> None:
         with preserved(program):
