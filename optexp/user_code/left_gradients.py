@@ -53,7 +53,8 @@ def _adds(
     """Whether a call adds to left gradients, whose place NaN takes; and whether the first one called zero_grad()."""
     named, everything = dict(program.model.named_parameters()), [*program.model.parameters(), *others]
     found = step.tried(program, _copy(batch), {named[name]: torch.zeros_like(named[name]) for name in had})
-    called = found.cleared
+    called, left = found.cleared, set(map(id, found.left))
+    step.beginning.left = frozenset(name for name, parameter in named.items() if id(parameter) in left)
     if _spoiled(found.taken, everything):
         return False, called
     for _ in range(CALLS - 1):

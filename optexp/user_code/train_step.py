@@ -32,11 +32,13 @@ class Beginning:
     adds:   a call reads what the one before left there
     called: each clears them by zero_grad()
     zeros:  names of parameters whose gradients are zeros, and not None, as a call begins
+    left:   names of those that get gradients
     """
 
     adds: bool = False
     called: bool = False
     zeros: frozenset[str] = frozenset()
+    left: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,10 @@ class TrainStep:
             raise NoReference(ADDS)
         is_first = program.model not in self.met
         optimizer = Optimizer(program.optimizer, [*program.model.parameters()], looks=is_first)
-        for name, parameter in program.model.named_parameters() if self.beginning.zeros else ():
-            parameter.grad = torch.zeros_like(parameter) if name in self.beginning.zeros else None
+        for name, parameter in program.model.named_parameters():
+            if name in self.beginning.zeros:
+                parameter.grad = torch.zeros_like(parameter)
+            optimizer.zeroed += [parameter] * (name in self.beginning.left)
         with watched(optimizer) if self.replays else nullcontext():
             result = self.function(self.model(program, optimizer), self.unpack(batch), optimizer)
         if self.beginning.called and not (optimizer.cleared or self.replays) and optimizer.left:
@@ -146,6 +150,7 @@ class Optimizer:
     taken:      gradients that the last of them took, one of each parameter
     looks:      whether somebody writes to them afterwards;  versions: of those, to know that
     cleared:    zero_grad() was called before them
+    zeroed:     parameters whose gradients zero_grad(set_to_none=False) leaves as zeros
     recording:  the graph that records steps instead of taking them
     """
 
@@ -158,7 +163,7 @@ class Optimizer:
         self.taken: Gradients = ()
         self.recording: Recorded | None = None
         self.versions: list[int] = []
-        self.cleared = False
+        self.cleared, self.zeroed = False, list[torch.nn.Parameter]()
         for parameter in parameters:
             parameter.grad = None
 
@@ -214,6 +219,8 @@ class Optimizer:
         if not self.steps:
             self.cleared = True
             self.optimizer.zero_grad(set_to_none)
+            for parameter in self.zeroed if not set_to_none else ():
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             return
         for parameter in (p for group in self.optimizer.param_groups for p in group["params"]):
             if parameter.grad is not None:  # those that were taken stay what they are

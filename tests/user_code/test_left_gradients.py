@@ -46,6 +46,11 @@ ADDS = {
 CLEARS = {
     "before": ("", "optimizer.zero_grad()", ""),
     "after": ("", "", "optimizer.zero_grad()"),
+    "to zeros, decay by hand": (
+        "",
+        f"optimizer.zero_grad(set_to_none=False)\n    if count > 0:\n        {EACH}.add_(p.detach(), alpha=0.1)",
+        "",
+    ),
     "by hand": ("", f"{EACH} = None", ""),
     "in place": (HAD, f"{EACH}.zero_()", ""),
     "in place, decay by hand": (HAD, f"{EACH}.zero_()\n    {EACH}.add_(p.detach(), alpha=0.1)", ""),
