@@ -65,13 +65,12 @@ for x, y in optexp.steps(data, model=g, optimizer=optimizer):
     optimizer.second_step()
 """
 HIDDEN = """
-def all_of(held=[sgd(g)]): return held
-optimizer = all_of()[0]
-for x, y in optexp.steps(data, model=g, optimizer=optimizer):
+optimizers = iter([sgd(g)] * 9)
+for x, y in optexp.steps(data, model=g, optimizer=next(optimizers)):
     for p in g.parameters(): p.grad = None
     loss = g(x).mean()
     loss.backward()
-    [*map(lambda one: one.step(), all_of.__defaults__[0])]
+    next(optimizers).step()
 """
 
 

@@ -342,6 +342,7 @@ def train_step(model, batch, optimizer):
     scaler.step(optimizer)
     scaler.update()
     schedule.step()
+    optimizer.zero_grad()
     times.append(time.perf_counter() - start)
     return loss
 """
