@@ -1,13 +1,14 @@
 """Gradients that a step leaves for the next one: whether that reads them is tried when the program is built.
 
-Every call starts without gradients. This is what the user's loop does where each step clears them, in whatever way. A
-step that adds to those of earlier steps would be judged as another program.
+Calls start without gradients where each step clears them, in whatever way. Those that the next step reads are state: a
+call finds them as the call before left them, and they are put back and compared as other state is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,14 +16,18 @@ from torch import Tensor, nn
 
 from optexp.equivalence.float64 import InFloat64
 from optexp.program import Batch, Program, map_batch, preserved
+from optexp.python_state.slots import Slot
 from optexp.python_state.variables import places
 from optexp.support.random_state import put_back
+from optexp.user_code.step_state import TrackedStepState
 from optexp.user_code.train_step import Gradients, TrainStep
 
 CALLS = 3  # consecutive ones that are tried: a step may clear gradients every second time
 
 
-def learn(step: TrainStep, program: Program, batch: Batch, function: Callable[..., Any], had: Collection[str]) -> None:
+def learn(
+    step: TrainStep, program: Program, batch: Batch, function: Callable[..., Any], had: Mapping[str, Tensor]
+) -> None:
     """Find out whether a call of `step` reads gradients of the call before, and tell `step`.
 
     An error of the user's code is left to the first real step.
@@ -30,9 +35,11 @@ def learn(step: TrainStep, program: Program, batch: Batch, function: Callable[..
     Args:
         batch: Any one.
         function: The user's, whose variables hold other networks.
-        had: Names of parameters with gradients before the first step.
+        had: Gradients before the first step, by name of the parameter.
     """
     wide = next((p.dtype for p in program.model.parameters()), None) is torch.float64
+    if step.replays:
+        return  # its object counts calls until it records a graph
     others = _others(function, program.model)
     before = {parameter: parameter.grad for parameter in others}
     try:
@@ -41,14 +48,55 @@ def learn(step: TrainStep, program: Program, batch: Batch, function: Callable[..
             step.beginning.zeros = frozenset(had)
     except Exception:
         step.beginning.adds = False
+    if step.beginning.adds:
+        held = sorted(step.beginning.left | had.keys())
+        step.beginning.kept = {name: torch.zeros_like(program.model.get_parameter(name)).detach() for name in held}
     for parameter in program.model.parameters():
         parameter.grad = None
     for parameter, gradient in before.items():
         parameter.grad = gradient
 
 
+def follow(program: Program, function: Callable[..., Any], had: Mapping[str, Tensor]) -> str:
+    """Make gradients that steps read state of the program. Returns a note; an empty one where they read none.
+
+    Args:
+        function, had: As `learn` takes them.
+    """
+    step, state = program.step, program.step_state
+    if not (isinstance(step, TrainStep) and isinstance(state, TrackedStepState) and step.beginning.adds):
+        return ""
+    kept, others = step.beginning.kept, _others(function, program.model)
+    for name, tensor in kept.items():
+        tensor.copy_(had[name]) if name in had else tensor.zero_()  # trial runs have left theirs
+    state.track(Slot("gradients", kept, partial(_read, kept), partial(_write, kept)))
+    if others:
+        state.track(Slot("gradients of other networks", others, partial(_read_of, others), partial(_write_of, others)))
+    return "steps add to gradients that earlier steps left (no zero_grad()): these are state of a step"
+
+
+def _read(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in kept.items()}
+
+
+@torch.no_grad()
+def _write(kept: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    for name, tensor in saved.items():
+        kept[name].copy_(tensor)
+
+
+def _read_of(others: Sequence[nn.Parameter]) -> dict[str, Tensor]:
+    return {str(i): p.grad.to_dense().clone() for i, p in enumerate(others) if p.grad is not None}
+
+
+def _write_of(others: Sequence[nn.Parameter], saved: Mapping[str, Tensor]) -> None:
+    for index, parameter in enumerate(others):
+        gradient = saved.get(str(index))
+        parameter.grad = None if gradient is None else gradient.to(parameter).clone()
+
+
 def _adds(
-    step: TrainStep, program: Program, batch: Batch, had: Collection[str], others: Sequence[nn.Parameter]
+    step: TrainStep, program: Program, batch: Batch, had: Mapping[str, Tensor], others: Sequence[nn.Parameter]
 ) -> tuple[bool, bool]:
     """Whether a call adds to left gradients, whose place NaN takes; and whether the first one called zero_grad()."""
     named, everything = dict(program.model.named_parameters()), [*program.model.parameters(), *others]

@@ -72,6 +72,11 @@ class TrackedStepState:
         if self._works(name, slot):
             self.slots[name] = slot
 
+    def track(self, slot: Slot) -> None:
+        """Follow one more, which begins with its present value."""
+        self._add(slot)
+        self.first = {**self.first, slot.name: self._copied(slot.read())}
+
     # --- what a program asks for --------------------------------------------------------------------------------
 
     def read(self) -> Remembered:

@@ -19,9 +19,13 @@ from optexp.python_state.variables import records_graphs
 from optexp.user_code.recorded_steps import Recorded, watched
 
 Gradients = Sequence[Tensor | None]
-ADDS = (
-    "each step adds to gradients that earlier steps left, and every call starts without any: let each step clear them"
+SOMETIMES = (
+    "this step adds to gradients of the step before, and the first step cleared what it found: let each step clear them"
     " (optimizer.zero_grad()); a step of several batches loops over them itself, or has every=4 at its mark"
+)
+OTHERS = (
+    "steps of the baseline add to gradients that earlier steps left, and the model here has other parameters: let each"
+    " step clear its gradients (optimizer.zero_grad())"
 )
 
 
@@ -29,13 +33,14 @@ ADDS = (
 class Beginning:
     """What a call finds in gradients; see `optexp.user_code.left_gradients`.
 
-    adds:   a call reads what the one before left there
+    adds:   a call reads what the one before left there; `kept` holds it, by name of the parameter
     called: each clears them by zero_grad()
     zeros:  names of parameters whose gradients are zeros, and not None, as a call begins
     left:   names of those that get gradients
     """
 
     adds: bool = False
+    kept: dict[str, Tensor] = field(default_factory=dict)
     called: bool = False
     zeros: frozenset[str] = frozenset()
     left: frozenset[str] = frozenset()
@@ -81,21 +86,19 @@ class TrainStep:
             raise Unsupported(
                 "train_step calls backward() itself, where a GradScaler cannot reach: use strategy.amp.dtype=bfloat16"
             )
-        if self.beginning.adds:
-            raise NoReference(ADDS)
         is_first = program.model not in self.met
         optimizer = Optimizer(program.optimizer, [*program.model.parameters()], looks=is_first)
-        for name, parameter in program.model.named_parameters():
-            if name in self.beginning.zeros:
-                parameter.grad = torch.zeros_like(parameter)
-            optimizer.zeroed += [parameter] * (name in self.beginning.left)
+        self._begin(program, optimizer)
         with watched(optimizer) if self.replays else nullcontext():
             result = self.function(self.model(program, optimizer), self.unpack(batch), optimizer)
-        if self.beginning.called and not (optimizer.cleared or self.replays) and optimizer.left:
-            raise NoReference(ADDS)
+        if self.beginning.adds:
+            self._keep(program)
+        elif self.beginning.called and not (optimizer.cleared or self.replays) and optimizer.left:
+            raise NoReference(SOMETIMES)
         if is_first:
             optimizer.refuse_zeros()
-            optimizer.refuse_leftovers()
+            if not self.beginning.adds:
+                optimizer.refuse_leftovers()
             self.met.add(program.model)
         optimizer.show_gradients()
         if not optimizer.steps and not _finite(program.model):
@@ -111,6 +114,26 @@ class TrainStep:
                 " and a loop must go on for any number of steps)"
             )
         return self._outputs(result)
+
+    def _begin(self, program: Program, optimizer: Optimizer) -> None:
+        """Let parameters have the gradients that a call finds."""
+        found, optimizer.copies = self.beginning, self.beginning.adds
+        parameters = dict(program.model.named_parameters())
+        if any(name not in parameters or parameters[name].shape != kept.shape for name, kept in found.kept.items()):
+            raise NoReference(OTHERS)
+        for name, parameter in parameters.items():
+            if name in found.kept:
+                parameter.grad = found.kept[name].clone()
+            elif name in found.zeros:
+                parameter.grad = torch.zeros_like(parameter)
+            optimizer.zeroed += [parameter] * (name in found.left)
+
+    @torch.no_grad()
+    def _keep(self, program: Program) -> None:
+        """Keep gradients for the next call, in memory that a captured graph may write to."""
+        for name, parameter in program.model.named_parameters():
+            if (kept := self.beginning.kept.get(name)) is not None:
+                kept.zero_() if parameter.grad is None else kept.copy_(parameter.grad.to_dense())
 
     def tried(self, program: Program, batch: Batch, begins: Mapping[torch.nn.Parameter, Tensor]) -> Tried:
         """A call on a batch, whose effects the caller undoes.
@@ -149,6 +172,7 @@ class Optimizer:
     steps:      that were taken since, by calls or by replays of graphs
     taken:      gradients that the last of them took, one of each parameter
     looks:      whether somebody writes to them afterwards;  versions: of those, to know that
+    copies:     the step may add to gradients after they were taken
     cleared:    zero_grad() was called before them
     zeroed:     parameters whose gradients zero_grad(set_to_none=False) leaves as zeros
     recording:  the graph that records steps instead of taking them
@@ -163,12 +187,14 @@ class Optimizer:
         self.taken: Gradients = ()
         self.recording: Recorded | None = None
         self.versions: list[int] = []
-        self.cleared, self.zeroed = False, list[torch.nn.Parameter]()
+        self.cleared, self.copies, self.zeroed = False, False, list[torch.nn.Parameter]()
         for parameter in parameters:
             parameter.grad = None
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         taken = [parameter.grad for parameter in self.parameters]
+        if self.copies:
+            taken = [None if gradient is None else gradient.clone() for gradient in taken]
         result = self.optimizer.step(*args, **kwargs)
         if args or kwargs:  # a closure, which computes them
             taken = [parameter.grad for parameter in self.parameters]

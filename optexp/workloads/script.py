@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from optexp.equivalence.float64 import InFloat64
@@ -24,7 +24,7 @@ from optexp.strategy import Notes, Strategy, UserFile
 from optexp.user_code.adapters import Maker, Then, endless, kind, leading_size, seed_all
 from optexp.user_code.drawn_alike import draws
 from optexp.user_code.given_batches import GivenBatches
-from optexp.user_code.left_gradients import learn
+from optexp.user_code.left_gradients import follow, learn
 from optexp.user_code.parts import Parts
 from optexp.user_code.script_batches import BatchForm
 from optexp.user_code.script_run import Reached, run
@@ -189,7 +189,7 @@ class Script(Workload):
             expected = "train" if self.learns else "forward"
             raise ConfigError(f"{self.path}: the mark is of {expected}: set workload.mode={expected}")
         model, optimizer = placed(self.model(), device, dtype), unwrapped(mark.optimizer)
-        had = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
+        had = {n: p.grad.to_dense() for n, p in model.named_parameters() if p.grad is not None}
         if optimizer is not None and optimizer.state:
             optimizer.load_state_dict(optimizer.state_dict())  # which brings its tensors to those of the model
         move(function, model, device, dtype)
@@ -201,6 +201,8 @@ class Script(Workload):
             if draws(lambda: self._tried(program, batch), device):
                 self._draw_alike()
                 program = self._program(Body(self.reached, draws=True), model, optimizer, device, dtype)
+        if self.learns and (note := follow(program, self.reached.function, had)):
+            self.remarks.append(note)
         if already := starts_from(self.reached, first):
             self.remarks.append(f"the script starts from {', '.join(already)}, in both arms")
         return keeping(replace(program, called_with=(first.args, first.kwargs)))
@@ -219,7 +221,7 @@ class Script(Workload):
             step_state=self._tracked(optimizer),
         )
 
-    def _try_first(self, program: Program, batch: Batch, had: Sequence[str]) -> None:
+    def _try_first(self, program: Program, batch: Batch, had: Mapping[str, Tensor]) -> None:
         if isinstance(program.step, TrainStep):
             learn(program.step, program, batch, self.reached.function, had)
         else:

@@ -342,7 +342,6 @@ def train_step(model, batch, optimizer):
     scaler.step(optimizer)
     scaler.update()
     schedule.step()
-    optimizer.zero_grad()
     times.append(time.perf_counter() - start)
     return loss
 """
