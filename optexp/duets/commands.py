@@ -49,7 +49,7 @@ def duet(
         while not _enough(samples, settings, watch):
             tell(f"process {len(samples) + 1} of each command")
             samples.append(_round({"baseline": base, "candidate": head, "again": base}, order, gpu))
-            if unlike_work(samples):
+            if len(samples) > 1 and unlike_work(samples):
                 break
     result = concluded(samples, settings, device, allow_foreign)
     result.seconds = watch.rounded()
