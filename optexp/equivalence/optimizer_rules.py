@@ -47,17 +47,31 @@ class Number:
         return cls(value) if isinstance(value, (int, float, str, type(None))) else None
 
 
+Numbers = Mapping[str, list[tuple[Any, float]]]
+Pair = tuple[list[tuple[Any, float]], list[tuple[Any, float]]]
+
+
 def rule(program: Program) -> Tensor:
-    """Class and hyperparameters of a program's optimizer, by parameter, as bytes of shape (n,), uint8."""
+    """Class and hyperparameters of a program's optimizer, by parameter, as bytes of shape (n,), uint8.
+
+    Beside them those of other optimizers and of schedules that a user's step names, by group.
+    """
     assert program.optimizer is not None
     aliases = {parameter: alias.name for alias, parameter in program.parameters()}
-    groups = []
-    for group in program.optimizer.param_groups:
-        found = {key: _of(value) for key, value in group.items() if key != "params" and key not in HOW}
-        numbers = {key: [(number.value, number.unit) for number in held] for key, held in found.items() if held}
-        groups.append(([aliases[p] for p in group["params"] if p in aliases], numbers))
-    text = json.dumps([type(program.optimizer).__qualname__, sorted(program.optimizer.defaults), groups])
+    groups = [
+        ([aliases[p] for p in group["params"] if p in aliases], _numbers(group))
+        for group in program.optimizer.param_groups
+    ]
+    others = {} if program.step_state is None else program.step_state.rules()
+    beside = {name: (kind, [*map(_numbers, held)]) for name, (kind, held) in others.items()}
+    known = [key for key in program.optimizer.defaults if key not in HOW]
+    text = json.dumps([type(program.optimizer).__qualname__, known, groups, beside])
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def _numbers(group: Mapping[str, Any]) -> Numbers:
+    found = {key: _of(value) for key, value in group.items() if key != "params" and key not in HOW}
+    return {key: [(number.value, number.unit) for number in held] for key, held in found.items() if held}
 
 
 def _of(value: Any) -> list[Number]:
@@ -67,32 +81,41 @@ def _of(value: Any) -> list[Number]:
 
 
 def unlike_rules(seen: Mapping[str, Tensor], baseline: Mapping[str, Tensor]) -> Iterator[Finding]:
-    """G0 of hyperparameters that both optimizers have, one finding of each key that differs.
+    """G0 of hyperparameters that both arms have, one finding of each key that differs.
 
     Of optimizers of two classes, numbers that nearly agree are unseen: they may mean the same, or be wrong by little.
     """
     if RULE not in seen or RULE not in baseline:
         return
-    (ours, _, groups), (theirs, keys, others) = (json.loads(bytes(arm[RULE].tolist())) for arm in (seen, baseline))
+    ours, theirs = (json.loads(bytes(arm[RULE].tolist())) for arm in (seen, baseline))
+    yield from _of_optimizers(ours, theirs)
+    for name, (kind, groups) in ours[3].items():
+        other, expected = theirs[3].get(name, ("", []))
+        if kind != other:
+            continue
+        differing = [_differing(*pair) for pair in zip(groups, expected, strict=False)]
+        for key, pair in {key: pair for found in differing for key, pair in found.items()}.items():
+            yield broken(
+                f"{RULE}/{name}/{key}", f"{key} of {name} is {_shown(pair[0])}, the baseline's {_shown(pair[1])}"
+            )
+
+
+def _of_optimizers(ours: Any, theirs: Any) -> Iterator[Finding]:
+    """Of the program's own, by parameter."""
+    (kind, _, groups, _), (other, keys, others, _) = ours, theirs
     known = [(names, {key: numbers[key] for key in keys if key in numbers}) for names, numbers in others]
-    expected = {name: numbers for names, numbers in known for name in names}
-    met = set[str]()
-    for names, numbers in groups:
-        for name in names:
-            for key, pair in _differing(numbers, expected.get(name, {})).items():
-                if key in met:
-                    continue
-                met.add(key)
-                values = f"{key} of {name} is {_shown(pair[0])} where the baseline's optimizer has {_shown(pair[1])}"
-                if ours == theirs:
-                    yield broken(f"{RULE}/{key}", values)
-                elif _close(*pair):
-                    why = f"{values}, and the optimizers are of two classes, {ours} and {theirs}: make both equal"
-                    yield Finding(f"{RULE}/{key}", error_rms=0.0, unseen=why)
-
-
-Numbers = Mapping[str, list[tuple[Any, float]]]
-Pair = tuple[list[tuple[Any, float]], list[tuple[Any, float]]]
+    expected, met = {name: numbers for names, numbers in known for name in names}, set[str]()
+    for name, numbers in ((name, numbers) for names, numbers in groups for name in names):
+        for key, pair in _differing(numbers, expected.get(name, {})).items():
+            if key in met:
+                continue
+            met.add(key)
+            values = f"{key} of {name} is {_shown(pair[0])} where the baseline's optimizer has {_shown(pair[1])}"
+            if kind == other:
+                yield broken(f"{RULE}/{key}", values)
+            elif _close(*pair):
+                why = f"{values}, and the optimizers are of two classes, {kind} and {other}: make both equal"
+                yield Finding(f"{RULE}/{key}", error_rms=0.0, unseen=why)
 
 
 def _differing(ours: Numbers, theirs: Numbers) -> dict[str, Pair]:

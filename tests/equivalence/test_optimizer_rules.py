@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from optexp.equivalence.optimizer_rules import RULE, rule, unlike_rules
 from optexp.program import Program
+from optexp.workloads.module import Module
 
 
 def having(**changed: Any) -> Callable[[Program], Program]:
@@ -79,3 +81,41 @@ def test_a_rate_that_a_schedule_multiplied_in_float32_is_the_same(net):
     assert not [*unlike_rules(tensors, made(net, torch.optim.AdamW, lr=rate))]
     off = made(net, torch.optim.AdamW, lr=narrow * 1.0001)
     assert [finding.tensor for finding in unlike_rules(off, made(net, torch.optim.AdamW, lr=rate))] == [f"{RULE}/lr"]
+
+
+SECOND = """
+import torch
+from torch import nn
+Model = lambda: nn.Linear(4, 2)
+get_inputs = lambda: [torch.randn(8, 4), torch.randint(2, (8,))]
+other = nn.Linear(2, 1)
+beside = torch.optim.Adam(other.parameters(), lr=0.001)
+
+def get_optimizer(params):
+    global schedule
+    optimizer = torch.optim.SGD(params, lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 100, gamma=0.1)
+    return optimizer
+
+def train_step(model, batch, optimizer):
+    optimizer.zero_grad()
+    beside.zero_grad()
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1]) + other(model(batch[0])).mean()
+    loss.backward()
+    optimizer.step()
+    beside.step()
+    schedule.step()
+    return loss
+"""
+
+
+def test_numbers_of_other_optimizers_and_of_schedules_are_compared(tmp_path: Path) -> None:
+    def seen(text: str) -> Mapping[str, Tensor]:
+        path = tmp_path / "port.py"
+        path.write_text(text)
+        return {RULE: rule(Module(path=str(path), mode="train").build(torch.device("cpu"), torch.float32, 7))}
+
+    plain = seen(SECOND)
+    assert not [*unlike_rules(seen(SECOND), plain)]
+    for old, new, name in (("0.001", "0.00100001", "beside/lr"), ("gamma=0.1", "gamma=0.1001", "schedule/gamma")):
+        assert [finding.tensor for finding in unlike_rules(seen(SECOND.replace(old, new)), plain)] == [f"{RULE}/{name}"]
