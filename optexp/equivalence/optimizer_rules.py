@@ -7,8 +7,8 @@ The numbers lie in `param_groups`, and are compared themselves.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import isclose
 from typing import Any
 
@@ -95,9 +95,8 @@ def unlike_rules(seen: Mapping[str, Tensor], baseline: Mapping[str, Tensor]) -> 
             continue
         differing = [_differing(*pair) for pair in zip(groups, expected, strict=False)]
         for key, pair in {key: pair for found in differing for key, pair in found.items()}.items():
-            yield broken(
-                f"{RULE}/{name}/{key}", f"{key} of {name} is {_shown(pair[0])}, the baseline's {_shown(pair[1])}"
-            )
+            values = f"{key} of {name} is {_shown(pair[0])}, the baseline's {_shown(pair[1])}"
+            yield _other(f"{name}/{key}", values)
 
 
 def _of_optimizers(ours: Any, theirs: Any) -> Iterator[Finding]:
@@ -112,10 +111,23 @@ def _of_optimizers(ours: Any, theirs: Any) -> Iterator[Finding]:
             met.add(key)
             values = f"{key} of {name} is {_shown(pair[0])} where the baseline's optimizer has {_shown(pair[1])}"
             if kind == other:
-                yield broken(f"{RULE}/{key}", values)
+                yield _other(key, values)
             elif _close(*pair):
                 why = f"{values}, and the optimizers are of two classes, {kind} and {other}: make both equal"
                 yield Finding(f"{RULE}/{key}", error_rms=0.0, unseen=why)
+
+
+def _other(key: str, values: str) -> Finding:
+    """A failure; the error that it makes in a tensor comes first, where that fails too."""
+    return replace(broken(f"{RULE}/{key}", values), used=1.0)
+
+
+def with_rules(findings: Iterable[Finding], rules: Sequence[Finding]) -> Iterator[Finding]:
+    """Findings of updates that fail name the hyperparameters that differ."""
+    words = "; ".join(rule.message for rule in rules if not rule.ok)
+    for finding in findings:
+        of_update = not finding.ok and finding.tensor.startswith(("change/", "optimizer/"))
+        yield replace(finding, message=f"{finding.message}; {words}") if words and of_update else finding
 
 
 def _differing(ours: Numbers, theirs: Numbers) -> dict[str, Pair]:

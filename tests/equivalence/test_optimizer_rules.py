@@ -30,7 +30,9 @@ def having(**changed: Any) -> Callable[[Program], Program]:
 def test_a_hyperparameter_that_is_off_by_little_is_refused_by_name(check, net, changed):
     verification = check(net(mode="train"), having(**changed), seeds=1)
     assert not verification.ok
-    assert f"{RULE}/{next(iter(changed))}" in verification.headline
+    key = next(iter(changed))
+    assert f"{RULE}/{key}" in {failure.tensor for failure in verification.failures}
+    assert f"{key} of " in verification.headline
 
 
 @pytest.mark.parametrize(
