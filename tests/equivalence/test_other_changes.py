@@ -14,7 +14,6 @@ from optexp.workloads.module import Module
 STEP = """
 import torch
 from torch import nn
-second = None
 
 class Model(nn.Module):
     def __init__(self):
@@ -26,8 +25,6 @@ def get_inputs(): return [torch.randn(32, 8), torch.randint(4, (32,))]
 def get_optimizer(params): return torch.optim.SGD([*params][:2], lr=0.1)
 
 def train_step(model, batch, optimizer):
-    global second
-    second = second or torch.optim.Adam(model.head.parameters(), lr=0.001)
     model.zero_grad()
     loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
     loss.backward()
@@ -37,8 +34,9 @@ def train_step(model, batch, optimizer):
 """
 BY_HAND = "[p.data.sub_(p.grad, alpha=%s) for p in model.head.parameters()]"
 NORMED = "model.body.weight.data.div_(model.body.weight.data.norm(dim=1, keepdim=True) * %s)"
+SECOND = "torch.optim.SGD(model.head.parameters(), lr=%s).step()"
 WAYS = {
-    "a second optimizer": ("second.step()", "second.step(), second.step()"),
+    "a second optimizer": (SECOND % 0.05, SECOND % 0.052),
     "by hand": (BY_HAND % 0.1, BY_HAND % 0.11),
     "by hand, left out": (BY_HAND % 0.1, "None"),
     "a norm": (NORMED % 1.0, NORMED % 1.05),
