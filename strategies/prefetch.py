@@ -86,7 +86,8 @@ class Prefetched(Feed):
 
     Memory of a batch belongs to the side stream, and whatever is allocated there waits first for all that the step's
     stream has been asked to do: what was freed by then is no longer in use, and no tensor needs `record_stream`,
-    which would hold memory back for as long as the host runs ahead.
+    which would hold memory back for as long as the host runs ahead. Page-locked memory that a copy still reads is not
+    given out again either: torch's allocator of it waits for the stream of each copy that does not wait.
     """
 
     def __init__(self, feed: Feed) -> None:

@@ -97,3 +97,45 @@ def test_values_that_differ_by_rounding_are_no_others(tmp_path: Path) -> None:
 def test_what_is_drawn_at_random_need_not_be_equal(first: str, second: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(NoReference, match=words):
         feeds(tmp_path, first, second).difference()
+
+
+LONG = FILE.replace("(64, ", "(6400, ")
+ONWARDS = "return DataLoader(Turns(pairs), "
+TURNS = """\
+class Turns(torch.utils.data.Dataset):
+    def __init__(self, pairs):
+        self.pairs = pairs
+
+    def __len__(self):
+        return len(self.pairs)
+
+    def __getitem__(self, index):
+        x, y = self.pairs[index]
+        return x * FACTOR if index >= 3200 else x, y
+
+
+"""
+
+
+def turning(factor: float) -> str:
+    """A file whose loader gives its data in order, and other values in the second half of an epoch."""
+    text = LONG.replace("from torch.utils.data", f"{TURNS}from torch.utils.data", 1).replace(", shuffle=True", "")
+    return text.replace("DataLoader(pairs,", "DataLoader(Turns(pairs),").replace("FACTOR", str(factor))
+
+
+def test_batches_behind_the_first_ones_are_compared(tmp_path: Path) -> None:
+    found = feeds(tmp_path, turning(1.0), turning(2.0)).difference()
+    assert found is not None
+    assert "holds other values: an element of 0 [16, 8] is" in found.text
+    same = feeds(tmp_path, turning(2.0), turning(2.0))
+    assert same.difference() is None
+    assert same.looked_at == "loaders: the first 64 batches and 33 others at random of 400 are compared"
+    shuffled = feeds(tmp_path, LONG, LONG.replace("shuffle=True", "shuffle=True, num_workers=1"))
+    assert shuffled.difference() is None
+
+
+@pytest.mark.parametrize("text", [LONG, LONG.replace(FIXED, "None"), turning(2.0)], ids=["own", "torchs", "in order"])
+def test_picked_batches_are_those_that_the_loader_gives(text: str, tmp_path: Path) -> None:
+    both = feeds(tmp_path, text, text)
+    first = both.baseline.call(Arm.fed)
+    assert both.baseline.call(Arm.fed_later, positions=[3, 60]) == {3: first.batches[3], 60: first.batches[60]}

@@ -53,7 +53,9 @@ class Referee:
         for arm in checked.values() if case.steps.random else ():
             arm.close()
         if found.ok and case.rebuilt:
-            self._compare_batches(found, Feeds(self.watched(bare), self.watched(arms[case.name]), self.watched(judge)))
+            seed = session.draws.seed("loader", 0)
+            watched = self.watched(bare), self.watched(arms[case.name]), self.watched(judge)
+            self._compare_batches(found, Feeds(*watched, seed))
         if found.ok and session.settings.thorough:
             for workload in session.workload.tails():
                 check_odd_sizes(case, workload, found, self.watch)
@@ -109,6 +111,7 @@ class Referee:
         """
         case = self.case
         difference = feeds.difference()
+        found.notes += [feeds.looked_at] if feeds.looked_at else []
         for arm in (feeds.baseline, feeds.candidate) if case.session.in_turns else ():
             arm.call(Peer.rest)
         if difference is None:

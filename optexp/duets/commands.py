@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 import torch
@@ -49,6 +49,8 @@ def duet(
         while not _enough(samples, settings, watch):
             tell(f"process {len(samples) + 1} of each command")
             samples.append(_round({"baseline": base, "candidate": head, "again": base}, order, gpu))
+            if len(samples) > 1 and unlike_work(samples):
+                break
     result = concluded(samples, settings, device, allow_foreign)
     result.seconds = watch.rounded()
     return result
@@ -80,13 +82,35 @@ def _round(programs: Mapping[str, Program], order: Random, gpu: Gpu | None) -> S
     return Sample(pairs, foreign=tuple(foreign))
 
 
+def unlike_work(samples: Sequence[Sample]) -> str:
+    """That the second command ends another number of steps than the first, in words; empty where it does not.
+
+    A first command whose own runs end different numbers of steps runs for a time, and not for a number of steps.
+    """
+    pairs = [pair for sample in samples for pair in sample.pairs]
+    ours = {pair.candidate.steps for pair in pairs if pair.kind == MAIN}
+    theirs = {pair.baseline.steps for pair in pairs} | {pair.candidate.steps for pair in pairs if pair.kind == SAME}
+    if len(theirs) != 1 or ours <= theirs:
+        return ""
+    counts = f"{min(theirs)} of A and {' or '.join(map(str, sorted(ours)))} of B"
+    return (
+        f"the commands print different numbers of steps: {counts} count; their work differs, and so no ratio is shown"
+    )
+
+
 def concluded(samples: list[Sample], settings: MeasurementSettings, device: str, allow_foreign: bool) -> Result:
     """The verdict of processes that were timed, by the rules of every comparison."""
     judged = controls.judge(samples, settings)
     measurement = measurement_of(samples, settings, allow_foreign)
     measurement.controls = {name: control for name, control in judged.items() if name == controls.NAMES[SAME]}
     facts = Facts(measurement=measurement, confidence=settings.confidence)
-    decision = refused(facts) or measured(facts) or Decision(Verdict.ERROR, "nothing was measured")
+    other = unlike_work(samples)
+    decision = (
+        (Decision(Verdict.INVALID, other) if other else None)
+        or refused(facts)
+        or measured(facts)
+        or Decision(Verdict.ERROR, "nothing was measured")
+    )
     result = Result(decision.verdict, "", "commands", [], device, 0, environment=describe(torch.device(device)))
     result.measurement, interval = measurement, facts.interval
     if decision.reason or interval is None:

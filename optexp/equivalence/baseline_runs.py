@@ -18,6 +18,7 @@ from optexp.equivalence.input_set import InputSet
 from optexp.equivalence.loss_scale import skipped
 from optexp.equivalence.noise import RUNS
 from optexp.equivalence.observation import Observation, unpacked
+from optexp.equivalence.other_changes import LARGEST, SIGNS
 from optexp.equivalence.quantities import Quantity, is_exact, measured, source
 from optexp.equivalence.tensor_math import errors, finite, identical
 from optexp.errors import NoReference
@@ -114,6 +115,8 @@ def _measure(inputs: InputSet, run: BaselineObservation) -> None:
             _require_numbers(inputs, quantity)
     if first:
         _allow_rounded_hyperparameters(inputs, run, exact)
+        for name in inputs.fp64.results.update_inputs.others.get(step, {}):
+            here.allow_share(exact[f"change/{name}"], SIGNS, LARGEST)
         here.has_rounded = True  # further runs of the step would add their scatter, and nothing else
     if unjudged and not skipped(seen):
         raise NoReference(f"float64 gives nothing to compare {', '.join(sorted(unjudged))} with")

@@ -23,6 +23,7 @@ from optexp.records.verification import Finding
 
 REPEATS = 3  # how often the baseline must give the same bits again
 SURE = 128  # the same before a candidate is said to give others: of runs that differ once in 50 this misses 8 %
+AGAIN = 8  # further runs of a candidate's step, in none of which a tensor has other bits once more
 DETERMINISTIC = " under torch.use_deterministic_algorithms, where that repeats its bits"
 STATE = ("after/", "buffer/", "param/")  # what later steps begin with
 
@@ -65,6 +66,10 @@ class Bits:
     varying: set[str] = field(default_factory=set)
     hopeless: set[str] | None = None
     compared: set[str] = field(default_factory=set)
+
+    def source(self, message: Finding) -> str:
+        """The observation's name of the tensor that a message is about."""
+        return _source(message)
 
     def binding(self, message: Finding, later: bool) -> bool:
         """Whether the tensor of a message has bits to be equal to.

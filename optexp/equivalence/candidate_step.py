@@ -16,6 +16,7 @@ from optexp.equivalence.input_set import InputSet
 from optexp.equivalence.nature import explained
 from optexp.equivalence.near_ties import AT_ONCE, NEAR, TIED, allow_near_ties
 from optexp.equivalence.observation import Observation
+from optexp.equivalence.optimizer_rules import unlike_rules, with_rules
 from optexp.equivalence.quantities import Quantity, is_noise, source
 from optexp.equivalence.quantity_gates import baseline_at, compare, rows_far_off, unseen_for
 from optexp.equivalence.tensor_math import alike
@@ -50,7 +51,9 @@ class CandidateStep:
         if failures := self._broken_effects(skips):
             return failures
         attributes = inputs.yardsticks.attributes.compare(seen, baseline, inputs.arithmetic.row.unit)
-        return [*attributes, *self._remarks(skips), *self._results(), *self._loss_scales()]
+        rules = [*unlike_rules(seen, baseline)]
+        results = with_rules(self._results(), rules)
+        return [*rules, *attributes, *self._remarks(skips), *results, *self._loss_scales()]
 
     def _skips_differently(self, skips: bool) -> Finding | None:
         """A GradScaler that leaves out the step of one arm alone."""

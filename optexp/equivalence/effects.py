@@ -8,6 +8,7 @@ from torch import Tensor
 
 from optexp.equivalence.gates import structure
 from optexp.equivalence.observation import Observation, unpacked
+from optexp.equivalence.optimizer_rules import RULE
 from optexp.equivalence.tensor_math import alike, finite, identical
 from optexp.errors import NoReference
 from optexp.records.verification import Finding, broken
@@ -121,7 +122,8 @@ def optional(name: str) -> bool:
     """What need not be the same tensors: a learning rate is state only where it is one, which is the container's
     business."""
     rate = "/optimizer/group" in name and name.endswith("/lr")
-    return rate or name.startswith(("changed/", "batch/", "timed/", "memory/", "remembers/", "keeps/", "moves/"))
+    packed = ("memory/", "remembers/", "keeps/", "moves/", RULE)
+    return rate or name.startswith(("changed/", "batch/", "timed/", *packed))
 
 
 def title(name: str) -> str:

@@ -86,7 +86,7 @@ def updates(inputs: InputSet, step: int, seen: Observation, rounded: bool = Fals
     rounded: the fp64 optimizer has its hyperparameters rounded to float32
     """
     _take_optimizer_step(inputs, step, seen, rounded)
-    yield from _optimizer_state(inputs, seen)
+    yield from _optimizer_state(inputs, step, seen)
     yield from _learning_rates(inputs, step, seen)
 
 
@@ -125,9 +125,10 @@ def _take_optimizer_step(inputs: InputSet, step: int, seen: Observation, rounded
         optimizer.step()
 
 
-def _optimizer_state(inputs: InputSet, seen: Observation) -> Iterator[Quantity]:
+def _optimizer_state(inputs: InputSet, step: int, seen: Observation) -> Iterator[Quantity]:
     """Parameter changes, and everything else in the state of the fp64 program but buffers."""
     fp64, own = inputs.fp64, before(seen)
+    others = fp64.results.update_inputs.others.get(step, {})
     for name, reference in fp64.program.state().items():
         if (after := seen.get(f"after/{name}")) is None or name.startswith("buffer/"):
             continue
@@ -136,6 +137,7 @@ def _optimizer_state(inputs: InputSet, seen: Observation) -> Iterator[Quantity]:
         reference = reference.detach().to(fp64.device, torch.float64)  # plain optimizers keep `step` on the CPU
         if name.startswith("param/"):  # however small the change is beside the stored value
             start, change = own[name].to(torch.float64), name.replace("param/", "change/", 1)
+            reference = reference + others.get(name.removeprefix("param/"), 0.0)
             yield Quantity(change, wide - start, reference - start, limits, stored=stored)
         else:
             yield Quantity(name, wide, reference.clone(), limits, stored=stored)

@@ -15,6 +15,7 @@ from optexp.equivalence.dropout import NoDropout, silence
 from optexp.equivalence.float64 import InFloat64, widened
 from optexp.equivalence.input_source import InputSource
 from optexp.equivalence.observation import Observation, unpacked
+from optexp.equivalence.other_changes import OtherChanges
 from optexp.equivalence.perturbation import turn_parameters, vary
 from optexp.equivalence.tensor_math import chunks, identical, name_of
 from optexp.equivalence.trajectory import Rates
@@ -175,7 +176,10 @@ class Fp64Reference:
         """
         self.load(state)
         batch = map_batch(lambda t: widened(t, self.device), given)
-        outputs = self._outputs(index, batch)
+        changes = OtherChanges(self.program)
+        with changes.followed():
+            outputs = self._outputs(index, batch)
+        self.results.update_inputs.others[index] = changes.found(state)
         left = tensors_of(batch)
         written = {
             f"input/{name}": left[name].detach().clone()

@@ -12,6 +12,7 @@ memory/<name>          of `Program.step_state`, packed, before: only what is no 
 remembers/<name>       of `Program.step_state`, packed, before and after: only what the step changed
 keeps/<name>           of `Program.keeps`, packed, before: only what is no longer as it was at first
 moves/<name>           of `Program.keeps`, packed, before and after: only what the step changed
+rule                   of the optimizer after the step (see `optexp.equivalence.optimizer_rules`)
 flag/inputs_intact     1 where the step left its batch as it was
 flag/plain             1 where outputs and gradients are plain tensors, without attributes
 flag/device            for each output, by name: 1 where it lies on the program's device
@@ -38,6 +39,7 @@ from torch import Tensor
 from optexp.equivalence import randomness
 from optexp.equivalence.checksums import compact
 from optexp.equivalence.noise import noisy
+from optexp.equivalence.optimizer_rules import RULE, rule
 from optexp.equivalence.poison import hold, poison, scribble
 from optexp.equivalence.process_state import unlike
 from optexp.equivalence.reassociation import Reassociated
@@ -156,7 +158,7 @@ def _state_after(program: Program, start: _Start, initial: Mapping[str, Tensor] 
         seen |= {f"changed/{name}": torch.tensor(1, dtype=torch.uint8) for name in changed}
     elif in_full:
         after = {name: tensor for name, tensor in program.state().items() if not name.startswith("buffer/")}
-        seen |= {f"after/{name}": _copy(tensor) for name, tensor in after.items()}
+        seen |= {f"after/{name}": _copy(tensor) for name, tensor in after.items()} | {RULE: rule(program)}
     if program.step_state is not None:
         seen |= _packed("remembers", program.step_state.changed(start.step_state, program.step_state.read()))
     return seen | (_packed("moves", program.keeps.moves(start.table)) if program.keeps is not None else {})
@@ -237,7 +239,7 @@ def repeats(program: Program, batch: Batch, snapshot: Snapshot, times: int) -> b
 
 def tensors(seen: Observation) -> Observation:
     """Without what is packed, of which equal values need not be equal bytes."""
-    return {name: tensor for name, tensor in seen.items() if not name.startswith(("keeps/", "moves/"))}
+    return {name: tensor for name, tensor in seen.items() if not name.startswith(("keeps/", "moves/", RULE))}
 
 
 def _packed(kind: str, packed: Packed) -> Observation:

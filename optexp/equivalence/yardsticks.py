@@ -74,6 +74,11 @@ class StepYardsticks:
         known = self.allowed.get(quantity.name, Allowance())
         self.allowed[quantity.name] = Allowance(known.yardstick | Yardstick.of(quantity.found), quantity.scale)
 
+    def allow_share(self, quantity: Quantity, rms: float, peak: float) -> None:
+        """Allow any candidate an error of some share of the size of `quantity`, and of its largest element."""
+        known, scale = self.allowed.get(quantity.name, Allowance()), quantity.scale
+        self.allowed[quantity.name] = Allowance(known.yardstick | Yardstick(rms * scale, peak * scale), scale)
+
 
 @dataclass
 class SetYardsticks:

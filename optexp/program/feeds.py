@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
@@ -15,10 +16,11 @@ import numpy
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from optexp.program import Batch, Feed, Source, map_batch
 from optexp.program.offered import Offered, Place, offered
-from optexp.support.random_state import state_of
+from optexp.support.random_state import seed_all, state_of
 
 SHORT_EPOCH = 100  # batches: a smaller one among more moves a mean by less than a percent
 
@@ -159,6 +161,27 @@ class LoaderFeed(Feed):
     def bring(self, batch: Batch) -> Batch:
         pinned = bool(self.pin_memory)
         return map_batch(lambda tensor: self._to_device(on_host(tensor, self.device, pinned)), batch)
+
+    def picked(self, positions: Collection[int], limit_s: float) -> Iterator[tuple[int, Batch]]:
+        """Batches of the first epoch, made here and alone; the feed has just been reset. None of an iterated data set.
+
+        positions: of the batches in the epoch;  limit_s: seconds after which the sampler is asked for no more
+        """
+        loader, last, found = self.loader, max(positions, default=-1), dict[int, Any]()
+        if isinstance(loader.dataset, IterableDataset):
+            return
+        if loader.generator is not None:  # a loader draws its seed from it, and then its sampler starts
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        end, batched = time.monotonic() + limit_s, loader.batch_sampler is not None
+        for position, indices in enumerate(loader.batch_sampler if batched else loader.sampler):  # type: ignore[arg-type]
+            if position in positions:
+                found[position] = indices
+            if position >= last or time.monotonic() > end:
+                break
+        fetch = _MapDatasetFetcher(loader.dataset, batched, loader.collate_fn, loader.drop_last).fetch
+        for position, indices in found.items():
+            seed_all(position)  # of data that draw random numbers
+            yield position, map_batch(self._to_device, as_batch(fetch(indices)))
 
     def pause(self) -> None:
         """Take and drop the batches that workers still make; they then wait, and start quickly."""

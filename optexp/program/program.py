@@ -40,6 +40,10 @@ class StepState(Protocol):
         """Entries of `now` that differ from `then`, for another process to compare."""
         ...
 
+    def rules(self) -> Mapping[str, tuple[str, Sequence[Mapping[str, Any]]]]:
+        """Class and hyperparameters of other optimizers, by group, and of schedules as they were at first; by name."""
+        ...
+
     def unpack(self, packed: Packed) -> Remembered:
         """Entries that `news` packed, at this program's precision."""
         ...

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from optexp.errors import NoReference
 from optexp.program.program import Program
 from optexp.python_state.model_state import ModelState
 from optexp.python_state.records import Table
@@ -117,17 +118,41 @@ def _place_sparse(model: nn.Module, device: torch.device, dtype: torch.dtype | N
 
 
 def prime(program: Program) -> None:
-    """Create an optimizer's lazy state now, so that it can be captured, copied and restored."""
+    """Create an optimizer's lazy state now, so that it can be captured, copied and restored.
+
+    Raises NoReference where a step needs a closure, so that there is no update from given gradients.
+    """
     if program.optimizer is None:
         return
     rows = _with_sparse_gradients(program.model, program.optimizer)
-    with preserved(program):
+
+    def closure() -> Tensor:
         for parameter in program.model.parameters():
             if parameter.requires_grad:
                 zeros = torch.zeros_like(parameter)
                 parameter.grad = zeros.to_sparse(1) if id(parameter) in rows else zeros
-        program.optimizer.step()
+        return torch.zeros(())
+
+    with preserved(program):
+        _step_on_zeros(program.optimizer, closure)
     clear_gradients(program.model)
+
+
+def _step_on_zeros(optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor]) -> None:
+    """One step on gradients that `closure` sets to zero."""
+    closure()
+    try:
+        optimizer.step()
+    except Exception as error:
+        closure()
+        try:
+            optimizer.step(closure)  # type: ignore[arg-type]
+        except Exception:
+            raise error from None
+        raise NoReference(
+            f"{type(optimizer).__name__}.step() evaluates the model itself, by a closure, and an update is checked as"
+            " one call of step() on given gradients: optimizers such as LBFGS and SAM cannot be compared"
+        ) from error
 
 
 def _with_sparse_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> set[int]:

@@ -49,8 +49,8 @@ def unchecked_bits(tensors: Sequence[str]) -> str:
         return ""
     more = f" and {len(tensors) - NAMED} more" if len(tensors) > NAMED else ""
     return (
-        f"equal bits, as promised, could not be checked for {', '.join(tensors[:NAMED])}{more}: the baseline gives"
-        " others every time (atomic additions, as of index_add on a GPU, or a random order), so that rounding alone"
+        f"equal bits, as promised, could not be checked for {', '.join(tensors[:NAMED])}{more}: runs of one"
+        " step give others (atomic additions, as of index_add on a GPU, or a random order), so that rounding alone"
         " was checked there"
     )
 

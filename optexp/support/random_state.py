@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -49,6 +50,18 @@ def seed(number: int) -> None:
     default_generator.manual_seed(number)
     if torch.cuda.is_initialized() or torch.cuda.is_available():
         torch.cuda.manual_seed_all(number)
+
+
+@contextmanager
+def put_back(device: torch.device) -> Iterator[None]:
+    """Put torch's default generators, of the CPU and of `device`, back afterwards."""
+    there = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+    try:
+        yield
+    finally:
+        torch.set_rng_state(there[0])
+        for state in there[1:]:
+            torch.cuda.set_rng_state(state, device)
 
 
 def seed_all(seed: int) -> None:

@@ -183,7 +183,19 @@ def _passes_on(frame: FrameType) -> bool:
     """Whether a frame is a progress bar's: a library's, or a generator's that gives the batches as they are."""
     path, code = frame.f_code.co_filename, frame.f_code
     installed = path.startswith(INSTALLED) and not path.startswith(INTEGRATIONS)
-    return installed or (bool(code.co_flags & inspect.CO_GENERATOR) and code.co_code[frame.f_lasti] in YIELD_FROM)
+    if installed or not code.co_flags & inspect.CO_GENERATOR:
+        return installed
+    return code.co_code[frame.f_lasti] in YIELD_FROM or _gives_as_they_are(path, frame.f_lineno)
+
+
+def _gives_as_they_are(path: str, line: int) -> bool:
+    """Whether a generator's loop at a line yields what it goes over, and does nothing else but print."""
+    loops = [node for node in ast.walk(ast.parse("".join(linecache.getlines(path)))) if isinstance(node, ast.For)]
+    here = [loop for loop in loops if loop.lineno == line]
+    given = {name.id for loop in here for name in ast.walk(loop.target) if isinstance(name, ast.Name)}
+    body = [ast.unparse(statement) for loop in here for statement in loop.body]
+    yields = [text for text in body if text in {f"yield {name}" for name in given}]
+    return len(yields) == 1 and all(text in yields or text.startswith("print(") for text in body)
 
 
 def _span(frame: FrameType) -> Span:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from types import FunctionType, MethodType
 from typing import Any
 from weakref import WeakSet
@@ -23,7 +23,12 @@ from optexp.user_code.script_run import Reached
 from optexp.user_code.train_step import Model, Optimizer
 
 COUNT = "steps_that_drew"  # attribute of the body's function
-DEPTH = 2  # of objects within objects that hold the model
+DEPTH = 3  # of objects within objects that hold the model
+ENTRIES = 64  # of a list, a dict or a tuple that may hold it
+UNHELD = (
+    "no variable that the marked body names holds the marked optimizer, so that its steps cannot be seen: assign it to"
+    " one before the loop, and use that in the body and in optexp.steps(optimizer=...)"
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,8 @@ class Body:
     def __call__(self, model: Any, items: list[Any], optimizer: Any) -> Any:
         with self._held(model, optimizer), self.reached.ambient.again(), self._drawing(model):
             found = self.reached.function(items)
+        if optimizer is not None and not optimizer.steps and not self.holders[1]:
+            raise NoReference(UNHELD)
         return self._results(found, model)
 
     def _drawing(self, model: Any) -> AbstractContextManager[None]:
@@ -168,8 +175,8 @@ class FirstCall:
     autocast: torch.dtype | None = None
 
 
-def first_call(program: Program, batch: Batch) -> FirstCall:
-    """Run one step, and note how it calls the model."""
+def first_call(program: Program, run: Callable[[], object]) -> FirstCall:
+    """Run steps, and note how the first one calls the model."""
     seen: list[FirstCall] = []
     device = program.device.type
 
@@ -181,7 +188,7 @@ def first_call(program: Program, batch: Batch) -> FirstCall:
 
     handle = program.model.register_forward_pre_hook(note, with_kwargs=True)
     try:
-        program.step(program, batch)
+        run()
     finally:
         handle.remove()
     return seen[0] if seen else FirstCall()
@@ -199,6 +206,29 @@ def _variables(function: Callable[..., Any]) -> Iterator[Place]:
             met.add(id(value))
             for inner in attributes(f"{place.name}.", value):
                 yield from within(inner, depth + 1)
+        for entry in _entries(place) if depth < DEPTH else ():
+            yield from within(entry, depth + 1)
 
     for place in places(function):
         yield from within(place, 0)
+
+
+def _entries(place: Place) -> Iterator[Place]:
+    """Entries of a list, a dict or a tuple, as variables; none of other values."""
+    value = place.get()
+    if type(value) is tuple and place.set is not None:
+        for index, entry in enumerate(value[:ENTRIES]):
+            yield Place(f"{place.name}[{index}]", partial(_get, entry), partial(_set_in_tuple, place, index))
+    elif isinstance(value, (list, dict)) and len(value) <= ENTRIES:
+        for key in list(value) if isinstance(value, dict) else range(len(value)):
+            name = f"{place.name}[{key!r}]"
+            yield Place(name, partial(value.__getitem__, key), partial(value.__setitem__, key))
+
+
+def _get(value: Any) -> Any:
+    return value
+
+
+def _set_in_tuple(place: Place, index: int, value: Any) -> None:
+    before = place.get()
+    place.set((*before[:index], value, *before[index + 1 :]))  # type: ignore[misc]

@@ -20,6 +20,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
 from optexp.program import Packed, Remembered
@@ -72,6 +73,11 @@ class TrackedStepState:
         if self._works(name, slot):
             self.slots[name] = slot
 
+    def track(self, slot: Slot) -> None:
+        """Follow one more, which begins with its present value."""
+        self._add(slot)
+        self.first = {**self.first, slot.name: self._copied(slot.read())}
+
     # --- what a program asks for --------------------------------------------------------------------------------
 
     def read(self) -> Remembered:
@@ -98,6 +104,16 @@ class TrackedStepState:
         no change."""
         both = {n: (then[n], value) for n, value in now.items() if n in then and then[n] is not MISSING}
         return {name: self.pack(pair) for name, pair in both.items() if not self._same(*pair)}
+
+    def rules(self) -> dict[str, tuple[str, Sequence[Mapping[str, Any]]]]:
+        """Class and hyperparameters of other optimizers, by group, and of schedules as they were at first; by name."""
+        found = dict[str, tuple[str, Sequence[Mapping[str, Any]]]]()
+        for name, slot in self.slots.items():
+            if isinstance(slot.held, Optimizer):
+                found[name] = type(slot.held).__qualname__, slot.held.param_groups
+            elif isinstance(slot.held, LRScheduler) and isinstance(begun := self.first.get(name), Mapping):
+                found[name] = type(slot.held).__qualname__, [begun]
+        return found
 
     def unpack(self, packed: Packed) -> Remembered:
         """As finely as this program computes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +18,46 @@ from optexp.program import Batch, Outputs, Program, flatten, others
 from optexp.python_state.variables import records_graphs
 from optexp.user_code.recorded_steps import Recorded, watched
 
+Gradients = Sequence[Tensor | None]
+SOMETIMES = (
+    "this step adds to gradients of the step before, and the first step cleared what it found: let each step clear them"
+    " (optimizer.zero_grad()); a step of several batches loops over them itself, or has every=4 at its mark"
+)
+OTHERS = (
+    "steps of the baseline add to gradients that earlier steps left, and the model here has other parameters: let each"
+    " step clear its gradients (optimizer.zero_grad())"
+)
+
+
+@dataclass
+class Beginning:
+    """What a call finds in gradients; see `optexp.user_code.left_gradients`.
+
+    adds:   a call reads what the one before left there; `kept` holds it, by name of the parameter
+    called: each clears them by zero_grad()
+    zeros:  names of parameters whose gradients are zeros, and not None, as a call begins
+    left:   names of those that get gradients
+    """
+
+    adds: bool = False
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    called: bool = False
+    zeros: frozenset[str] = frozenset()
+    left: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A call that counts as none.
+
+    cleared: it called zero_grad() before its optimizer step;  taken: gradients of that step, or of a step left out
+    left:    parameters with gradients that are there for the next call
+    """
+
+    cleared: bool
+    taken: Gradients
+    left: Sequence[torch.nn.Parameter]
+
 
 @dataclass(frozen=True)
 class TrainStep:
@@ -26,12 +66,14 @@ class TrainStep:
     unpack: a batch as the user's own loader gives it
     model:  the model as the function sees it
     met:    programs whose first step has shown that it leaves values in gradients, or drops them whole
+    beginning: what a call finds in gradients
     """
 
     function: Callable[..., Any]
     unpack: Callable[[Batch], Any]
     model: Callable[[Program, Optimizer], Any] = lambda program, optimizer: Model(program, optimizer)
     met: WeakSet[torch.nn.Module] = field(default_factory=WeakSet, compare=False)
+    beginning: Beginning = field(default_factory=Beginning, compare=False)
 
     @cached_property
     def replays(self) -> bool:
@@ -46,11 +88,17 @@ class TrainStep:
             )
         is_first = program.model not in self.met
         optimizer = Optimizer(program.optimizer, [*program.model.parameters()], looks=is_first)
+        self._begin(program, optimizer)
         with watched(optimizer) if self.replays else nullcontext():
             result = self.function(self.model(program, optimizer), self.unpack(batch), optimizer)
+        if self.beginning.adds:
+            self._keep(program)
+        elif self.beginning.called and not (optimizer.cleared or self.replays) and optimizer.left:
+            raise NoReference(SOMETIMES)
         if is_first:
             optimizer.refuse_zeros()
-            optimizer.refuse_leftovers()
+            if not self.beginning.adds:
+                optimizer.refuse_leftovers()
             self.met.add(program.model)
         optimizer.show_gradients()
         if not optimizer.steps and not _finite(program.model):
@@ -66,6 +114,41 @@ class TrainStep:
                 " and a loop must go on for any number of steps)"
             )
         return self._outputs(result)
+
+    def _begin(self, program: Program, optimizer: Optimizer) -> None:
+        """Let parameters have the gradients that a call finds."""
+        found, optimizer.copies = self.beginning, self.beginning.adds
+        parameters = dict(program.model.named_parameters())
+        if any(name not in parameters or parameters[name].shape != kept.shape for name, kept in found.kept.items()):
+            raise NoReference(OTHERS)
+        for name, parameter in parameters.items():
+            if name in found.kept:
+                parameter.grad = found.kept[name].clone()
+            elif name in found.zeros:
+                parameter.grad = torch.zeros_like(parameter)
+            optimizer.zeroed += [parameter] * (name in found.left)
+
+    @torch.no_grad()
+    def _keep(self, program: Program) -> None:
+        """Keep gradients for the next call, in memory that a captured graph may write to."""
+        for name, parameter in program.model.named_parameters():
+            if (kept := self.beginning.kept.get(name)) is not None:
+                kept.zero_() if parameter.grad is None else kept.copy_(parameter.grad.to_dense())
+
+    def tried(self, program: Program, batch: Batch, begins: Mapping[torch.nn.Parameter, Tensor]) -> Tried:
+        """A call on a batch, whose effects the caller undoes.
+
+        begins: gradients that it finds; of other parameters none
+        """
+        assert program.optimizer is not None
+        optimizer = Optimizer(program.optimizer, [*program.model.parameters()])
+        for parameter, gradient in begins.items():
+            parameter.grad = gradient
+        self.function(self.model(program, optimizer), self.unpack(batch), optimizer)
+        held = {id(p) for group in program.optimizer.param_groups for p in group["params"]}
+        taken = optimizer.taken or [parameter.grad for parameter in optimizer.parameters]
+        own = [g for p, g in zip(optimizer.parameters, taken, strict=True) if id(p) in held]
+        return Tried(optimizer.cleared, own, optimizer.left)
 
     @staticmethod
     def _outputs(result: Any) -> Outputs:
@@ -89,7 +172,9 @@ class Optimizer:
     steps:      that were taken since, by calls or by replays of graphs
     taken:      gradients that the last of them took, one of each parameter
     looks:      whether somebody writes to them afterwards;  versions: of those, to know that
+    copies:     the step may add to gradients after they were taken
     cleared:    zero_grad() was called before them
+    zeroed:     parameters whose gradients zero_grad(set_to_none=False) leaves as zeros
     recording:  the graph that records steps instead of taking them
     """
 
@@ -99,15 +184,17 @@ class Optimizer:
         self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter], looks: bool = False
     ) -> None:
         self.optimizer, self.parameters, self.looks, self.steps = optimizer, parameters, looks, 0
-        self.taken: Sequence[Tensor | None] = ()
+        self.taken: Gradients = ()
         self.recording: Recorded | None = None
         self.versions: list[int] = []
-        self.cleared = False
+        self.cleared, self.copies, self.zeroed = False, False, list[torch.nn.Parameter]()
         for parameter in parameters:
             parameter.grad = None
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         taken = [parameter.grad for parameter in self.parameters]
+        if self.copies:
+            taken = [None if gradient is None else gradient.clone() for gradient in taken]
         result = self.optimizer.step(*args, **kwargs)
         if args or kwargs:  # a closure, which computes them
             taken = [parameter.grad for parameter in self.parameters]
@@ -121,6 +208,11 @@ class Optimizer:
     def replayed(self, recorded: Recorded) -> None:
         self.steps += recorded.steps
         self.taken = recorded.gradients or self.taken
+
+    @property
+    def left(self) -> list[torch.nn.Parameter]:
+        """Parameters that have gradients now."""
+        return [parameter for parameter in self.parameters if parameter.grad is not None]
 
     def show_gradients(self) -> None:
         """Put gradients back that the step cleared after the optimizer had taken them."""
@@ -153,6 +245,8 @@ class Optimizer:
         if not self.steps:
             self.cleared = True
             self.optimizer.zero_grad(set_to_none)
+            for parameter in self.zeroed if not set_to_none else ():
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             return
         for parameter in (p for group in self.optimizer.param_groups for p in group["params"]):
             if parameter.grad is not None:  # those that were taken stay what they are
@@ -171,10 +265,26 @@ class Model:
     __class__ = property(lambda self: type(self.model))  # type: ignore[assignment]
 
     def __init__(self, program: Program, optimizer: Optimizer) -> None:
-        self.model, self.call, self.zero_grad = program.model, program.call, optimizer.zero_grad
+        model: Any = program.model
+        self.model, self.call, self.zero_grad = model, program.call, optimizer.zero_grad
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.call(*args, **kwargs)
+
+    def __iter__(self) -> Iterator[Any]:  # of a Sequential, a ModuleList or a ModuleDict
+        return iter(self.model)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.model[key]
+
+    def __contains__(self, key: Any) -> bool:
+        return key in self.model
+
+    def __len__(self) -> int:
+        return len(self.model)
+
+    def __bool__(self) -> bool:
+        return bool(self.model)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)

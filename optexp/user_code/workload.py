@@ -36,6 +36,7 @@ from optexp.user_code.first_call import naming_inputs
 from optexp.user_code.given_batches import GivenBatches
 from optexp.user_code.layout import Layout, constants_of, find_labels
 from optexp.user_code.learning import criterion, new_optimizer
+from optexp.user_code.left_gradients import follow, learn
 from optexp.user_code.parts import Parts
 from optexp.user_code.step_state import TrackedStepState, move
 from optexp.user_code.train_step import TrainStep
@@ -185,6 +186,11 @@ class UserWorkload(Workload):
         if torchs_loss and dtype is not torch.float64 and not self.odd_batch:
             try_loss(self, program, dtype)
         prime(program)
+        if isinstance(program.step, TrainStep) and own_step and not self.odd_batch:
+            batch = self.batch(torch.Generator(device).manual_seed(0))
+            learn(program.step, program, self.in_dtype(batch, dtype), own_step, {})
+            if note := follow(program, own_step, {}):
+                self.remarks.append(note)
         if self.odd_batch:
             try_odd(self, program, dtype)
         return keeping(program)

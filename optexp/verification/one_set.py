@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from optexp.equivalence.bits import REPEATS, SURE, promised
+from optexp.equivalence.bits import AGAIN, REPEATS, SURE, promised
 from optexp.equivalence.input_families import FAMILIES, NORMAL, ONE_BY_ONE
 from optexp.records.verification import Finding, broken
 from optexp.strategy import BITWISE
@@ -82,7 +82,29 @@ def same_bits(trial: Trial, found: Sequence[Sequence[Finding]], restart: bool) -
         varying = set(trial.turn(trial.yardstick, step).call(Arm.varying, times=SURE, step=step))
         if not varying <= bits.varying:
             bits.varying, bits.hopeless, verification.repeats = bits.varying | varying, None, False
+    for step in suspected:
+        later, each = steps[step]
+        odd = {bits.source(m) for m in each if bits.deviating(m, later)}
+        bits.varying |= odd - deviating_again(trial, step, restart, odd)
     return [[promised(m) if bits.binding(m, later) else m for m in each] for later, each in steps]
+
+
+def deviating_again(trial: Trial, step: int, restart: bool, odd: set[str]) -> set[str]:
+    """Those of some tensors whose bits differ from the baseline's in a further run of the candidate's step, too.
+
+    Atomic additions that seldom meet give one run other bits, most likely on a busy card, and repetitions of the
+    baseline may have met none. What a strategy does to the order of sums shows in each run.
+    """
+    again, looks = set[str](), [Look(s, restart or s == 0) for s in range(step if restart else 0, step + 1)]
+    for _ in range(AGAIN if odd else 0):
+        for look in looks:
+            trial.measure(look)
+        for look in looks:
+            trial.observe(trial.candidate, look)
+        again |= {trial.bits.source(m) for m in trial.reference.call(Reference.judge, step=step) if not m.bitwise}
+        if again >= odd:
+            break
+    return again & odd
 
 
 def where_they_part(trial: Trial) -> str:

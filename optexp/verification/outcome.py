@@ -139,7 +139,7 @@ def failure(finding: Finding) -> str:
 
 def _listed(tensors: Sequence[str]) -> str:
     words = {"input": "inputs", "grad": "gradients", "change": "parameter changes", "optimizer": "optimizer state"}
-    words |= {"buffer": "buffers"}
+    words |= {"buffer": "buffers", "rule": "hyperparameters"}
     kinds = dict.fromkeys(words.get(t.partition("/")[0], t) if "/" in t else _output(t) for t in tensors)
     kinds.pop("", None)
     names = [kind for kind in kinds if not kind.startswith(("scaler", "generators", "attribute "))]

@@ -7,8 +7,8 @@ from itertools import repeat
 from optexp.program import Batch
 from optexp.support import random_state
 from optexp.workers.arm_timing import Timing
-from optexp.workers.first_batches import first_batches, shown
-from optexp.workers.messages import Fed
+from optexp.workers.first_batches import first_batches, given, later, shown
+from optexp.workers.messages import Fed, Given
 
 
 class Batches(Timing):
@@ -33,6 +33,16 @@ class Batches(Timing):
         found = shown(self._take())
         self.program.feed.pause()
         return found
+
+    def fed_later(self, positions: list[int]) -> dict[int, Given]:
+        """Batches of the loader's first epoch, as many as a few seconds give."""
+        self._begin(0)
+        return {position: given(batch) for position, batch in later(self.program.feed, positions)}
+
+    def shown_later(self, position: int) -> dict[str, list[float]]:
+        """Elements of one of them."""
+        self._begin(0)
+        return next(shown(batch) for _, batch in later(self.program.feed, [position]))
 
     def _begin(self, other_seed: int) -> None:
         self.batches = []  # drawn once more

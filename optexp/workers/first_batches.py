@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
 from optexp.equivalence.tensor_math import name_of
 from optexp.measurement import clock
@@ -15,6 +17,7 @@ from optexp.workers.arm_timing import digest_of
 from optexp.workers.messages import Fed, Given
 
 MOST, LEAST, LIMIT_S = 64, 2, 4.0  # batches of a loader, and seconds after which no more are taken
+ITERATED = 512  # batches of an iterated data set, which cannot be asked for later ones
 SHOWN = 4096  # elements of an input that are shown, evenly spread
 
 
@@ -25,16 +28,36 @@ def first_batches(feed: Feed, take: Callable[[], Batch], own: int) -> Fed:
         take: Gives the next batch.
         own: Number of batches that the core has drawn for it; the most that are taken where there is no loader.
     """
-    while hasattr(feed, "feed"):
-        feed = feed.feed
-    loader = getattr(feed, "loader", None)
+    loader: Any = getattr(innermost(feed), "loader", None)
     found, end, most = list[Given](), clock.now() + LIMIT_S, own if loader is None else MOST
+    if loader is not None and isinstance(loader.dataset, IterableDataset):
+        most = ITERATED
     while len(found) < most and (len(found) < LEAST or clock.now() < end):
         found.append(given(take()))
     if loader is None:
         return Fed(False, None, None, found)
     by_sample = loader.batch_size is not None
     return Fed(True, length_of(loader), length_of(loader.sampler) if by_sample else None, found)
+
+
+def innermost(feed: Any) -> Any:
+    """The feed that others are around."""
+    while hasattr(feed, "feed"):
+        feed = feed.feed
+    return feed
+
+
+def later(feed: Feed, positions: Collection[int]) -> Iterator[tuple[int, Batch]]:
+    """Batches of an epoch at some positions, for a few seconds, of a feed that has just begun.
+
+    None where the data set gives its items to worker processes alone.
+    """
+    end, picked = clock.now() + LIMIT_S, innermost(feed).picked(positions, LIMIT_S / 2)
+    while clock.now() < end:
+        try:
+            yield next(picked)
+        except Exception:  # StopIteration too
+            return
 
 
 def given(batch: Batch) -> Given:

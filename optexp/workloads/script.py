@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from optexp.equivalence.float64 import InFloat64
@@ -26,13 +26,14 @@ from optexp.user_code.drawn_alike import draws
 from optexp.user_code.find_marks import require_mark
 from optexp.user_code.given_batches import GivenBatches
 from optexp.user_code.importing import require_file
+from optexp.user_code.left_gradients import follow, learn
 from optexp.user_code.parts import Parts
 from optexp.user_code.script_batches import BatchForm
 from optexp.user_code.script_run import Reached, run
 from optexp.user_code.script_step import Body, Inference, ScriptModel, ScriptProgram, first_call, unwrapped
 from optexp.user_code.starts_from import starts_from
 from optexp.user_code.step_state import TrackedStepState, move
-from optexp.user_code.train_step import TrainStep
+from optexp.user_code.train_step import Beginning, TrainStep
 from optexp.workload import Workload
 
 if TYPE_CHECKING:
@@ -186,11 +187,13 @@ class Script(Workload):
         self.remarks: list[str] = []
         self.forget()
         seed_all(seed)
+        self.beginning = Beginning()
         mark, function = self.reached.mark, self.reached.function
         if self.learns != (self.mode == "train"):
             expected = "train" if self.learns else "forward"
             raise ConfigError(f"{self.path}: the mark is of {expected}: set workload.mode={expected}")
         model, optimizer = placed(self.model(), device, dtype), unwrapped(mark.optimizer)
+        had = {n: p.grad.to_dense() for n, p in model.named_parameters() if p.grad is not None}
         if optimizer is not None and optimizer.state:
             optimizer.load_state_dict(optimizer.state_dict())  # which brings its tensors to those of the model
         move(function, model, device, dtype)
@@ -198,11 +201,12 @@ class Script(Workload):
         prime(program)
         batch = self.in_dtype(self.batch(torch.Generator(device).manual_seed(0)), dtype)
         with InFloat64() if dtype is torch.float64 else nullcontext():
-            with preserved(program):
-                first = first_call(program, batch)
+            first = first_call(program, lambda: self._try_first(program, batch, had))
             if draws(lambda: self._tried(program, batch), device):
                 self._draw_alike()
                 program = self._program(Body(self.reached, draws=True), model, optimizer, device, dtype)
+        if self.learns and (note := follow(program, self.reached.function, had)):
+            self.remarks.append(note)
         if already := starts_from(self.reached, first):
             self.remarks.append(f"the script starts from {', '.join(already)}, in both arms")
         return keeping(replace(program, called_with=(first.args, first.kwargs)))
@@ -213,11 +217,19 @@ class Script(Workload):
         unpack = self.form.unpack
         return ScriptProgram(
             model=model,
-            step=TrainStep(body, unpack, ScriptModel) if self.learns else Inference(body, unpack),
+            step=TrainStep(body, unpack, ScriptModel, beginning=self.beginning)
+            if self.learns
+            else Inference(body, unpack),
             feed=self.feed(device, dtype),
             optimizer=optimizer,
             step_state=self._tracked(optimizer),
         )
+
+    def _try_first(self, program: Program, batch: Batch, had: Mapping[str, Tensor]) -> None:
+        if isinstance(program.step, TrainStep):
+            learn(program.step, program, batch, self.reached.function, had)
+        else:
+            self._tried(program, batch)
 
     def _tried(self, program: Program, batch: Batch) -> None:
         with preserved(program):

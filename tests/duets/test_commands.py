@@ -19,7 +19,7 @@ from optexp.errors import ConfigError, Failure
 from optexp.measurement.clock import Timing
 from optexp.measurement.samples import MAIN, SAME, Pair, Sample
 from optexp.measurement.settings import MeasurementSettings
-from optexp.result import Verdict
+from optexp.result import Result, Verdict
 
 SETTINGS = MeasurementSettings(processes_min=3, processes_max=3)
 
@@ -69,6 +69,20 @@ def test_another_program_on_the_card_refuses_unless_it_is_allowed() -> None:
     disturbed[0].foreign = ("process 7 (other)",)
     assert concluded(disturbed, SETTINGS, "cpu", allow_foreign=False).verdict is Verdict.INVALID
     assert concluded(disturbed, SETTINGS, "cpu", allow_foreign=True).verdict is Verdict.FASTER
+
+
+def test_commands_with_different_numbers_of_steps_have_no_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    def counted(steps: dict[str, list[int]]) -> Result:
+        monkeypatch.setattr(Program, "run", lambda self: Timing(steps[self.name].pop(0), 1.0, None))
+        base, head = (Program(name, ("true",), None, 1.0) for name in "AB")
+        return commands.duet(base, head, SETTINGS, "cpu", False, lambda text: None)
+
+    unlike = counted({"A": [90] * 7, "B": [80] * 4})
+    assert unlike.verdict is Verdict.INVALID
+    assert "different numbers of steps: 90 of A and 80 of B" in unlike.headline
+    assert unlike.speedup is None
+    assert counted({"A": [90] * 7, "B": [90] * 4}).verdict.measured
+    assert counted({"A": [90, 91, 89, 90, 92, 90, 91], "B": [80] * 4}).verdict.measured  # it runs for a time
 
 
 def test_a_run_and_its_steps() -> None:

@@ -27,7 +27,7 @@ def kinds(seen):
     [
         ("forward", {"out", "buffer", "flag"}),
         ("forward_backward", {"out", "grad", "buffer", "flag", "changed"}),
-        ("train", {"out", "grad", "buffer", "flag", "before", "after"}),
+        ("train", {"out", "grad", "buffer", "flag", "before", "after", "rule"}),
     ],
 )
 def test_names(net, mode, expected):

@@ -154,7 +154,9 @@ def test_sparse_gradients_are_verified(check, optimizer, tmp_path):
         program.optimizer.param_groups[0]["lr"] *= 1.01
         return program
 
-    assert check(workload, faster).worst.tensor == "change/rows.weight"
+    wrong = check(workload, faster)
+    assert wrong.worst.tensor == "change/rows.weight"
+    assert "lr of rows.weight is" in wrong.headline
 
 
 @pytest.mark.parametrize("contract", [REASSOCIATES, precision("bfloat16")], ids=str)

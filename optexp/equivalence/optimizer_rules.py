@@ -1,0 +1,183 @@
+"""The numbers that an optimizer computes with, of each parameter, beside those of the baseline's optimizer.
+
+A learning rate that is 0.01 % off moves parameters by less than they are rounded, and no gate over tensors shows it.
+The numbers lie in `param_groups`, and are compared themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isclose
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from optexp.program import Program
+from optexp.records.verification import Finding, broken
+
+RULE = "rule"  # prefix of an observation's name, and a finding's
+HOW = {"foreach", "fused", "capturable", "differentiable"}  # options of the implementation, and of no result
+WITHOUT_DECAY, WITHOUT_MOMENTUM = {"decoupled_weight_decay"}, {"dampening", "nesterov"}  # that these have a meaning
+EXACT = 1e-12  # relative: schedules compute one rate in other orders
+ROUNDINGS = 64.0  # in u of a tensor's dtype: a rate that a schedule has multiplied many times
+CLOSE = 0.02  # relative: numbers of two classes that lie closer together are taken for one number, written wrongly
+
+
+@dataclass(frozen=True)
+class Number:
+    """One hyperparameter of one parameter.
+
+    unit: u of the dtype, where it is a tensor; 0 of a Python number
+    """
+
+    value: Any
+    unit: float = 0.0
+
+    @classmethod
+    def of(cls, value: Any) -> Number | None:
+        """None of a value that is neither a number nor a text."""
+        if isinstance(value, Tensor):
+            if value.numel() != 1 or value.is_complex():
+                return None
+            unit = torch.finfo(value.dtype).eps / 2 if value.is_floating_point() else 0.0
+            return cls(value.detach().item(), unit)
+        return cls(value) if isinstance(value, (int, float, str, type(None))) else None
+
+
+Numbers = Mapping[str, list[tuple[Any, float]]]
+Pair = tuple[list[tuple[Any, float]], list[tuple[Any, float]]]
+
+
+def rule(program: Program) -> Tensor:
+    """Class and hyperparameters of a program's optimizer, by parameter, as bytes of shape (n,), uint8.
+
+    Beside them those of other optimizers and of schedules that a user's step names, by group.
+    """
+    assert program.optimizer is not None
+    aliases = {parameter: alias.name for alias, parameter in program.parameters()}
+    groups = [
+        ([aliases[p] for p in group["params"] if p in aliases], _numbers(group))
+        for group in program.optimizer.param_groups
+    ]
+    others = {} if program.step_state is None else program.step_state.rules()
+    beside = {name: (kind, [*map(_numbers, held)]) for name, (kind, held) in others.items()}
+    known = [key for key in program.optimizer.defaults if key not in HOW]
+    text = json.dumps([type(program.optimizer).__qualname__, known, groups, beside])
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def _numbers(group: Mapping[str, Any]) -> Numbers:
+    found = {key: _of(value) for key, value in group.items() if key != "params" and key not in HOW}
+    return {key: [(number.value, number.unit) for number in held] for key, held in found.items() if held}
+
+
+def _of(value: Any) -> list[Number]:
+    """Numbers of a hyperparameter; none where it holds something else."""
+    found = [Number.of(part) for part in (value if isinstance(value, (tuple, list)) else (value,))]
+    return [] if None in found else [number for number in found if number is not None]
+
+
+def unlike_rules(seen: Mapping[str, Tensor], baseline: Mapping[str, Tensor]) -> Iterator[Finding]:
+    """G0 of hyperparameters that both arms have, one finding of each key that differs.
+
+    Of optimizers of two classes, numbers that nearly agree are unseen: they may mean the same, or be wrong by little.
+    """
+    if RULE not in seen or RULE not in baseline:
+        return
+    ours, theirs = (json.loads(bytes(arm[RULE].tolist())) for arm in (seen, baseline))
+    yield from _of_optimizers(ours, theirs)
+    for name, (kind, groups) in ours[3].items():
+        other, expected = theirs[3].get(name, ("", []))
+        if kind != other:
+            continue
+        differing = [_differing(*pair) for pair in zip(groups, expected, strict=False)]
+        for key, pair in {key: pair for found in differing for key, pair in found.items()}.items():
+            values = f"{key} of {name} is {_shown(pair[0])}, the baseline's {_shown(pair[1])}"
+            yield _other(f"{name}/{key}", values)
+
+
+def _of_optimizers(ours: Any, theirs: Any) -> Iterator[Finding]:
+    """Of the program's own, by parameter."""
+    (kind, _, groups, _), (other, keys, others, _) = ours, theirs
+    known = [(names, {key: numbers[key] for key in keys if key in numbers}) for names, numbers in others]
+    expected, met = {name: numbers for names, numbers in known for name in names}, set[str]()
+    for name, numbers in ((name, numbers) for names, numbers in groups for name in names):
+        for key, pair in _differing(numbers, expected.get(name, {})).items():
+            if key in met:
+                continue
+            met.add(key)
+            values = f"{key} of {name} is {_shown(pair[0])} where the baseline's optimizer has {_shown(pair[1])}"
+            if kind == other:
+                yield _other(key, values)
+            elif _close(*pair):
+                why = f"{values}, and the optimizers are of two classes, {kind} and {other}: make both equal"
+                yield Finding(f"{RULE}/{key}", error_rms=0.0, unseen=why)
+
+
+def _other(key: str, values: str) -> Finding:
+    """A failure; the error that it makes in a tensor comes first, where that fails too."""
+    return replace(broken(f"{RULE}/{key}", values), used=1.0)
+
+
+def with_rules(findings: Iterable[Finding], rules: Sequence[Finding]) -> Iterator[Finding]:
+    """Findings of updates that fail name the hyperparameters that differ."""
+    words = "; ".join(rule.message for rule in rules if not rule.ok)
+    for finding in findings:
+        of_update = not finding.ok and finding.tensor.startswith(("change/", "optimizer/"))
+        yield replace(finding, message=f"{finding.message}; {words}") if words and of_update else finding
+
+
+def _differing(ours: Numbers, theirs: Numbers) -> dict[str, Pair]:
+    """Hyperparameters that both have, with other values."""
+    both = sorted((ours.keys() & theirs.keys()) - (_idle(ours) & _idle(theirs)))
+    pairs = {key: (ours[key], theirs[key]) for key in both}
+    return {
+        key: (one, other)
+        for key, (one, other) in pairs.items()
+        if len(one) != len(other) or not all(map(_same, one, other))
+    }
+
+
+def _idle(numbers: Numbers) -> set[str]:
+    """Keys without a meaning, as another one is zero."""
+    idle = WITHOUT_DECAY if _zero(numbers, "weight_decay") else set()
+    return idle | (WITHOUT_MOMENTUM if _zero(numbers, "momentum") else set())
+
+
+def _zero(numbers: Numbers, key: str) -> bool:
+    return all(value == 0 for value, _ in numbers.get(key, [(1, 0.0)]))
+
+
+def _same(ours: tuple[Any, float], theirs: tuple[Any, float]) -> bool:
+    """Equal but for rounding: to float32, which fused optimizers do, or to the dtype of a tensor."""
+    (a, coarse), (b, other) = ours, theirs
+    if a == b or (a != a and b != b):
+        return True
+    if not (_real(a) and _real(b)):
+        return False
+    unit = max(coarse, other)
+    if isclose(a, b, rel_tol=max(EXACT, ROUNDINGS * unit)):
+        return True
+    return a in _roundings(b) or b in _roundings(a)
+
+
+def _roundings(number: float) -> set[float]:
+    return {torch.tensor(number, dtype=torch.float32).item()}
+
+
+def _real(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _close(ours: list[tuple[Any, float]], theirs: list[tuple[Any, float]]) -> bool:
+    """Whether numbers nearly agree; flags and texts do not."""
+    pairs = [(a, b) for (a, _), (b, _) in zip(ours, theirs, strict=False)]
+    return len(ours) == len(theirs) and all(_real(a) and _real(b) and isclose(a, b, rel_tol=CLOSE) for a, b in pairs)
+
+
+def _shown(numbers: list[tuple[Any, float]]) -> str:
+    values = [value for value, _ in numbers]
+    return str(values[0] if len(values) == 1 else tuple(values))

@@ -1,0 +1,70 @@
+"""REFERENCE: what a user's step does to parameters beside its optimizer: another optimizer, an update by hand, a norm.
+
+An update is compared with an optimizer step on the arm's own gradients. Changes by other means are no part of that
+step; they are taken from the fp64 step as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from optexp.program import Program
+
+# Of s: fp64 has gradients of its own, near zero of the other sign, and another Adam makes as large a step of those.
+SIGNS, LARGEST = 0.004, 0.5
+
+
+@dataclass
+class OtherChanges:
+    """Of one fp64 step.
+
+    updates: by parameter, what `optimizer.step()` changed
+    """
+
+    program: Program
+    updates: dict[str, Tensor] = field(default_factory=dict)
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Inside, the optimizer's step is noted."""
+        optimizer = self.program.optimizer
+        if optimizer is None or not self.program.own_step:
+            yield
+            return
+        handles = optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def found(self, start: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """By parameter, the changes that are not its optimizer's; none where they are zero.
+
+        start: the state that the step began with
+        """
+        if self.program.optimizer is None or not self.program.own_step:
+            return {}
+        changes = dict[str, Tensor]()
+        for name, parameter in self._parameters():
+            other = parameter - start[f"param/{name}"].to(parameter) - self.updates.get(name, 0.0)
+            if bool(other.any()):
+                changes[name] = other
+        return changes
+
+    def _parameters(self) -> Iterator[tuple[str, Tensor]]:
+        named = ((name, parameter.detach()) for name, parameter in self.program.model.named_parameters())
+        return ((name, tensor) for name, tensor in named if tensor.layout is torch.strided)
+
+    def _before(self, *_: Any) -> None:
+        self.updates = {name: -parameter for name, parameter in self._parameters()}
+
+    def _after(self, *_: Any) -> None:
+        for name, parameter in self._parameters():
+            self.updates[name] += parameter
