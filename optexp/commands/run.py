@@ -64,18 +64,22 @@ def overrides(arguments: Sequence[str]) -> list[str]:
 
 
 def learns(path: Path) -> bool:
-    """Whether the mark in the script names an optimizer; True where the script has no mark of its own."""
+    """Whether the mark in the script names an optimizer, or may find one; True where the script has no mark itself."""
     try:
         tree = ast.parse(path.read_bytes())
     except SyntaxError:  # running it says where
         return True
     marks = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_mark(node)]
-    return not marks or any(key.arg == "optimizer" for mark in marks for key in mark.keywords)
+    given = {key.arg for mark in marks for key in mark.keywords}
+    implied = "model" not in given and any(getattr(node, "attr", "") == "backward" for node in ast.walk(tree))
+    return not marks or "optimizer" in given or implied
 
 
 def _is_mark(node: ast.Call) -> bool:
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    return name in ("steps", "step") and any(key.arg == "model" for key in node.keywords)
+    called = ast.unparse(node.func)
+    name = called.rpartition(".")[2]
+    named = any(key.arg == "model" for key in node.keywords)
+    return name in ("steps", "step") and (named or called == f"optexp.{name}")
 
 
 def quoted(text: str) -> str:

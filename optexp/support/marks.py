@@ -15,8 +15,8 @@ class Mark:
     """A marked step.
 
     source:    of the batches: what the loop goes over; None for `with optexp.step():`
-    model:     the module that strategies change
-    optimizer: its optimizer; None in inference
+    model:     the module that strategies change; None: the only one that a variable holds
+    optimizer: its optimizer; None in inference, and where no model is named
     every:     iterations of the loop from one optimizer step to the next
     """
 
@@ -37,7 +37,7 @@ def marking() -> bool:
     return _Hook.reached is not None
 
 
-def steps(source: Any, *, model: Any, optimizer: Any = None, every: int = 1) -> Any:
+def steps(source: Any, *, model: Any = None, optimizer: Any = None, every: int = 1) -> Any:
     """Mark a loop's body as the step: `for batch in optexp.steps(loader, model=model, optimizer=optimizer):`.
 
     In a plain run this is the loader itself. Under `python -m optexp.run` the script ends at this loop, and its body is
@@ -45,7 +45,8 @@ def steps(source: Any, *, model: Any, optimizer: Any = None, every: int = 1) -> 
 
     Args:
         source: A loader or another iterable of batches, or a function that makes one batch per call.
-        model: The module whose calls in the body strategies change.
+        model: The module whose calls in the body strategies change; None: the only one that a variable holds, with the
+            only optimizer.
         optimizer: The model's optimizer, whose `step()` the body calls once; None in inference.
         every: Iterations from one optimizer step to the next, where gradients accumulate over several.
     """
@@ -53,7 +54,7 @@ def steps(source: Any, *, model: Any, optimizer: Any = None, every: int = 1) -> 
     return batches if _Hook.reached is None else _Marked(Mark(source, model, optimizer, every), batches)
 
 
-def step(*, model: Any, optimizer: Any = None) -> AbstractContextManager[None]:
+def step(*, model: Any = None, optimizer: Any = None) -> AbstractContextManager[None]:
     """Mark a block as the step: `with optexp.step(model=model, optimizer=optimizer):`, for loops without a loader.
 
     The tensors that the block reads, and that change from one iteration to the next, are its batch. Arguments are those

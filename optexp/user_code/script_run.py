@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from optexp.errors import ConfigError
 from optexp.python_state.variables import INSTALLED
 from optexp.support.marks import Mark, stopping_at
+from optexp.user_code.implied_parts import with_implied
 from optexp.user_code.importing import spoken
 from optexp.user_code.marked_loop import FACTORY, FUNCTION, INDEX, MarkedLoop, Span, marked_loop
 
@@ -145,6 +146,7 @@ class _Script(threading.Thread):
         while _passes_on(frame) and frame.f_back is not None:
             frame = frame.f_back
         path = frame.f_code.co_filename
+        mark = with_implied(mark, frame, path)
         linecache.checkcache(path)
         loop = marked_loop(ast.parse("".join(linecache.getlines(path))), _span(frame), path)
         if mark.source is not None:
@@ -158,7 +160,8 @@ class _Script(threading.Thread):
         if not names:
             raise ConfigError(
                 f"{path}:{loop.line}: the marked block reads no tensor that changes from one turn to the next:"
-                " mark the loop over the batches, as in `for batch in optexp.steps(loader, model=model):`"
+                " mark the loop over the batches, as in `for batch in optexp.steps(loader, model=model):`, or where the block"
+                " makes its own data, the update alone, behind the lines that make it"
             )
         loop = replace(loop, target=ast.Tuple([ast.Name(name, ast.Store()) for name in names], ast.Store()))
         drawn = [tuple(seen[name] for name in names) for seen in self.seen]

@@ -100,6 +100,17 @@ for step in range(4):
     assert found.function([(torch.tensor([3.0, 4.0]),)])["y"].tolist() == [3, 4]
 
 
+def test_a_mark_that_names_no_model_means_the_only_one(tmp_path: Path) -> None:
+    one = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nfor x in optexp.steps([1]):\n    pass\n"
+    found = reached(tmp_path, one)
+    assert found.mark.model is found.function.__globals__["model"]
+    assert found.mark.optimizer is found.function.__globals__["optimizer"]
+    block = "for x in map(float, range(4)):\n    x = torch.tensor(x)\n    with optexp.step():\n        y = x + 1\n"
+    assert reached(tmp_path, block).mark.model is not None
+    with pytest.raises(ConfigError, match=r"no model, and there are several \(critic and model\): name it"):
+        reached(tmp_path, f"critic = torch.nn.Linear(2, 1)\n{one}")
+
+
 DOUBLES = """\
 def doubled():
     for b in optexp.steps([1], model=model):
@@ -152,5 +163,8 @@ def test_arguments_of_the_command(tmp_path: Path) -> None:
     assert found[2:] == ["workload.arguments=['--lr','1e-3']", "workload.mode=forward", "strategy=amp"]
     assert overrides(["-m", "strategy=amp,fusion", str(script)])[:3] == ["-m", "strategy=amp,fusion", "workload=script"]
     assert not learns(script)
+    for text, expected in (("loss.backward()", True), ("net(x)", False)):
+        script.write_text(f"with optexp.step():\n    {text}\n    optimizer.step()\n")
+        assert learns(script) is expected
     with pytest.raises(ValueError, match="no script is named"):
         overrides(["strategy=amp"])

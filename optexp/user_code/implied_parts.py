@@ -1,0 +1,48 @@
+"""Model and optimizer of a mark that names none: the only ones among the script's variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from optexp.errors import ConfigError
+from optexp.support.marks import Mark
+
+
+def with_implied(mark: Mark, frame: FrameType, path: str) -> Mark:
+    """The mark with the one model of its frame's variables, and with the one optimizer where gradients are on.
+
+    Raises:
+        ConfigError: there is no model, or there are several models or optimizers.
+    """
+    if mark.model is not None:
+        return mark
+    known = {**frame.f_globals, **frame.f_locals}
+    model = _only(
+        known, "model", lambda value: isinstance(value, nn.Module) and any(True for _ in value.parameters()), path
+    )
+    if model is None:
+        raise ConfigError(f"{path}: the mark names no model, and no variable holds one: {EXAMPLE}")
+    optimizer = mark.optimizer
+    if optimizer is None and torch.is_grad_enabled():
+        optimizer = _only(known, "optimizer", lambda value: isinstance(value, torch.optim.Optimizer), path)
+    return replace(mark, model=model, optimizer=optimizer)
+
+
+EXAMPLE = "optexp.step(model=model, optimizer=optimizer), or optexp.steps(loader, model=model, optimizer=optimizer)"
+
+
+def _only(known: Mapping[str, Any], kind: str, is_one: Callable[[Any], bool], path: str) -> Any:
+    names = {id(value): name for name, value in known.items() if is_one(value)}
+    if len(names) > 1:
+        *others, last = sorted(names.values())
+        raise ConfigError(
+            f"{path}: the mark names no {kind}, and there are several ({', '.join(others)} and {last}): name it, as in"
+            f" {EXAMPLE}"
+        )
+    return next((known[name] for name in names.values()), None)
