@@ -160,8 +160,8 @@ class _Script(threading.Thread):
         if not names:
             raise ConfigError(
                 f"{path}:{loop.line}: the marked block reads no tensor that changes from one turn to the next:"
-                " mark the loop over the batches, as in `for batch in optexp.steps(loader, model=model):`, or where the block"
-                " makes its own data, the update alone, behind the lines that make it"
+                " mark the loop over the batches, as in `for batch in optexp.steps(loader, model=model):`, or where the"
+                " block makes its own data, the update alone, behind the lines that make it"
             )
         loop = replace(loop, target=ast.Tuple([ast.Name(name, ast.Store()) for name in names], ast.Store()))
         drawn = [tuple(seen[name] for name in names) for seen in self.seen]
