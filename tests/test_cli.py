@@ -289,18 +289,17 @@ def optexp(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_help_is_quick_and_lists_the_choices(tmp_path: Path) -> None:
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        shown = optexp("--help", folder=tmp_path)
-        seconds.append(time.perf_counter() - start)
+    before = os.times()
+    shown = optexp("--help", folder=tmp_path)
+    after = os.times()  # of processors: other tests run beside this one
+    seconds = after.children_user + after.children_system - before.children_user - before.children_system
     assert shown.returncode == 0, shown.stderr
     assert "mlp" in shown.stdout.split("workload=")[-1]
     for group in ("workload", "strategy", "measurement", "experiments"):
         line = next(line for line in shown.stdout.splitlines() if line.split()[:1] == [f"{group}="])
         for path in (ROOT / ("experiments" if group == "experiments" else f"conf/{group}")).glob("*.yaml"):
             assert path.stem in line
-    assert min(seconds) < 1.5
+    assert seconds < 1.5
 
 
 def test_help_waits_for_no_slow_import(tmp_path: Path) -> None:
