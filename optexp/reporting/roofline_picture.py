@@ -79,6 +79,11 @@ class Shown:
     tables: Mapping[str, list[TableRow]]
     arms: Mapping[str, Roofline] = field(default_factory=dict)
 
+    @property
+    def beyond(self) -> bool:
+        """Whether a row of the tables is above a ceiling."""
+        return any((row.bandwidth or 0) > 1 or (row.compute or 0) > 1 for rows in self.tables.values() for row in rows)
+
 
 def shown(result: Result) -> Shown | None:
     """What a report shows of physics; None where nothing is known."""

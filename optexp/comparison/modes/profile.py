@@ -15,7 +15,7 @@ from optexp.comparison.compiler_evidence import logged, name_breaks
 from optexp.comparison.conclusion import summarize
 from optexp.comparison.evaluation import members
 from optexp.comparison.measure import refuse_company, say_how_to_lock
-from optexp.comparison.physics import find_work, least_us, started
+from optexp.comparison.physics import drop_beaten, find_work, least_us, started
 from optexp.comparison.predictions import UNTRUSTED, predicted
 from optexp.comparison.profiles import Profile, advised, checked, profile, show_where_time_goes
 from optexp.comparison.sampling import sample_alone
@@ -61,6 +61,7 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> Decisi
         causes = advised(arm, found, session.baseline)
         checks = checked(arm, found, causes, session.baseline)
         show_where_time_goes(session, {"baseline": found}, causes, checks)
+        drop_beaten(session)
         result.profile.baseline = started(result.profile.baseline, phases(setup, following, result.baseline.step_us))
         name_breaks(result)
         disputed = contradictions(found.trace.timed_us, result.baseline.step_us, found.breakdown.stretched)
