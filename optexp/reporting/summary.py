@@ -25,8 +25,8 @@ LESS_EXACT = (
 )
 QUIET = " Run it again when the machine is quiet."
 PART = "share_"  # how the names of a breakdown's terms begin
-# Rows that a verdict is about.
-SPEED = ("time/step", "device time/step", "device busy/step", "one step alone", "throughput", "energy")
+# Rows that an undecided verdict says nothing of: times, and what other programs lengthen like them.
+SPEED = ("time/step", "device time/step", "device busy/step", "one step alone", "throughput", "energy", "set-up")
 BOUND = "physical lower bound"
 SHORT = ("time/step", BOUND, "throughput", "peak memory", "kernels/step")
 PERCENTILES = {
