@@ -60,6 +60,11 @@ class Profile:
         """The steps that the breakdown is of: of a region alone, where one was asked for."""
         return self.trace if self.excerpt is None else self.excerpt.alone
 
+    @property
+    def traces(self) -> list[Trace]:
+        """Behind the tables of operators, of modules and of lines."""
+        return [trace for trace in (self.shown, self.by_module, self.places) if trace is not None]
+
     def fill(self, summary: ArmSummary) -> None:
         """The figures that come from here. On a CPU the peak is what lives between steps and what a step allocates."""
         metrics = (self.breakdown if self.excerpt is None else breakdown(self.trace)).metrics()
