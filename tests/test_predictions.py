@@ -191,7 +191,7 @@ def test_a_profile_that_tracing_distorts_predicts_no_gain(tmp_path: Path) -> Non
     trace = build.steps(lambda: build.spend("cpu_op", "aten::mm", 100.0))
     bench = Bench.__new__(Bench)
     bench.session = session
-    found = SimpleNamespace(view=lambda: View(trace, breakdown(trace)), trace=trace)
+    found = SimpleNamespace(view=View(trace, breakdown(trace)), trace=trace)
     candidate = Candidate(named(Theirs(), "theirs"), {}, [], False)
     _, proposal = bench._proposed(candidate, found, bench._trusted(found), [])
     assert proposal.bound is None, "so that a search tries it all the same"
