@@ -114,9 +114,12 @@ def test_a_disturbed_profile_is_not_to_be_relied_on(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(profile, "contradictions", lambda *_: ["timing and trace disagree: by far"])
     monkeypatch.setattr(profile, "DISTURBANCES", ())
     monkeypatch.setattr(profile, "WIDE", 1e9)
+    monkeypatch.setattr(profile, "disagreement", lambda traces: f"tables disagree: {len(traces)} traces")
     found = profiled(tmp_path, "isolation=none")
     assert found.verdict is Verdict.PROFILED
     assert "not to be relied on: timing and trace disagree: by far" in found.headline
     assert "timing and trace disagree: by far" in found.notes
     assert UNTRUSTED in found.notes
     assert found.profile.predictions == []
+    assert found.profile.suggestion is None, "advice from shares that are not to be relied on"
+    assert any(note.startswith("tables disagree: ") for note in found.notes)

@@ -373,8 +373,8 @@ def find_floor(session: Session, samples: Sequence[Sample], baseline: Client[Arm
 def floor(session: Session, baseline: Client[Arm]) -> float:
     """The physical lower bound of a step in seconds; 0 on a CPU, and where it is not known.
 
-    A single operation reads all of its inputs and parameters; a larger program may not. A CPU's ceilings are measured
-    beside other programs, so its bound is shown and refuses nothing.
+    A single operation reads all of its inputs and parameters; a larger program may not. A CPU's ceilings may have been
+    measured beside other programs, so its bound is shown and refuses nothing.
     """
     calibration = session.calibration
     if session.machine.gpu is None or calibration is None:

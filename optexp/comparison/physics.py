@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from optexp.comparison.session import Session
+from optexp.profiling.beaten import by_step
 from optexp.profiling.bounds import physical
 from optexp.profiling.points import ahead, points
 from optexp.records.profile import ArmProfile, Calibration
@@ -30,7 +31,28 @@ def bound(session: Session, contract: Contract) -> PhysicalBound | None:
     """Of a step under a promise; None before the work and the ceilings are known."""
     if session.work is None or session.calibration is None:
         return None
+    if doubt := session.calibration.doubt:
+        return PhysicalBound(reason=doubt)
     return physical(session.work, session.calibration, session.experiment.dtype, contract.dtype)
+
+
+def drop_beaten(session: Session) -> None:
+    """Take a CPU's bounds away where a measured step beats one: what it follows from is no ceiling.
+
+    On a GPU the watchdog "physical floor" refuses the step instead.
+    """
+    profile, ceilings = session.result.profile, session.calibration
+    if ceilings is None or ceilings.device != "cpu":
+        return
+    for name, arm in profile.arms().items():
+        found, step_us = arm.roofline.bound if arm.roofline else None, getattr(session.result, name).step_us
+        if found and found.us and step_us:
+            ceilings = replace(ceilings, doubt=ceilings.doubt or by_step(name, step_us, found.us))
+    session.calibrated(ceilings)
+    for name, arm in profile.arms().items():
+        if ceilings.doubt and arm.roofline and arm.roofline.bound and arm.roofline.bound.us:
+            shown = replace(arm.roofline, bound=PhysicalBound(reason=ceilings.doubt))
+            setattr(profile, name, replace(arm, roofline=shown))
 
 
 def least_us(session: Session, contract: Contract) -> float:

@@ -13,6 +13,7 @@ from optexp.comparison.recordings import cycles, stacked
 from optexp.comparison.session import Session
 from optexp.comparison.suggestions import advise
 from optexp.measurement.neighbours import neighbours
+from optexp.profiling.beaten import by_operators
 from optexp.profiling.breakdown import Breakdown, breakdown
 from optexp.profiling.lines import lines, origins
 from optexp.profiling.memory_difference import difference
@@ -58,6 +59,11 @@ class Profile:
     def shown(self) -> Trace:
         """The steps that the breakdown is of: of a region alone, where one was asked for."""
         return self.trace if self.excerpt is None else self.excerpt.alone
+
+    @property
+    def traces(self) -> list[Trace]:
+        """Behind the tables of operators, of modules and of lines."""
+        return [trace for trace in (self.shown, self.by_module, self.places) if trace is not None]
 
     def fill(self, summary: ArmSummary) -> None:
         """The figures that come from here. On a CPU the peak is what lives between steps and what a step allocates."""
@@ -117,8 +123,8 @@ def profile(
     folder.mkdir(exist_ok=True)
     memory = peak_memory(session, arm)
     calibration = calibration or ceilings(session, arm)
-    session.calibrated(calibration)
     trace, counters, recorded = cycles(session, arm, name)
+    calibration = session.calibrated(by_operators(calibration, trace))
     details = bool(session.experiment.profile.details) and not brief
     of_modules = folder / f"{name}_modules.json.gz"
     known = details and arm.call(Arm.profile_modules, path=str(of_modules), steps=MARKED_STEPS)
@@ -193,7 +199,7 @@ def show_where_time_goes(
     """Profiles into the result, with bottlenecks and checklist of the last of them."""
     result, stacks = session.result, {"baseline": session.baseline, "candidate": session.stack}
     for name, found in profiles.items():
-        shown = roofline(session, stacks[name].contract, found.trace, found.calibration)
+        shown = roofline(session, stacks[name].contract, found.trace, session.calibration or found.calibration)
         setattr(result.profile, name, replace(found.record(), roofline=shown))
         found.fill(getattr(result, name))
     compared = [profiles[name].by_category_at_peak for name in ("baseline", "candidate") if name in profiles]

@@ -24,6 +24,7 @@ from optexp.errors import ConfigError, Distrusted, Failure, NoReference
 from optexp.measurement.environment import describe as describe_environment
 from optexp.measurement.gpu import UNREAD
 from optexp.measurement.settings import MeasurementSettings
+from optexp.profiling.beaten import together
 from optexp.records.patch import Patch
 from optexp.records.profile import Calibration
 from optexp.records.roofline import StepWork
@@ -196,9 +197,10 @@ class Session:
                     " what draws its values must follow the seed of torch, numpy or random",
                 )
 
-    def calibrated(self, calibration: Calibration) -> None:
-        """Set the device's ceilings."""
-        self.calibration = self.result.profile.calibration = calibration
+    def calibrated(self, calibration: Calibration) -> Calibration:
+        """Set the device's ceilings; a CPU's are the highest that this comparison has seen."""
+        self.calibration = self.result.profile.calibration = together(self.calibration, calibration)
+        return self.calibration
 
     @property
     def in_turns(self) -> bool:

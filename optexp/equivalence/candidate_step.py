@@ -114,7 +114,7 @@ class CandidateStep:
             finding = self._finding(quantity, equal)
             element = finding.element
             index = tuple(element.index) if element else ()
-            if element and index and (value := baseline_at(inputs, quantity, index)) is not None:
+            if element and (value := baseline_at(inputs, quantity, index)) is not None:
                 beside.append((element, value))
             findings.append(finding)
         values = torch.stack([value for _, value in beside]).tolist() if beside else []  # one wait for all

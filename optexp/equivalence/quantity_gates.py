@@ -134,10 +134,13 @@ def rows_far_off(inputs: InputSet, quantity: Quantity) -> tuple[int, int, int] |
 
 
 def baseline_at(inputs: InputSet, quantity: Quantity, index: tuple[int, ...]) -> Tensor | None:
-    """The baseline's element at `index`, as a float64 scalar where fp64 runs; None where it is complex or missing."""
+    """The baseline's element at `index`, as a float64 scalar where fp64 runs; None where it is complex or missing.
+
+    index: () of a scalar; of a larger tensor no element
+    """
     name = quantity.name
     after, start = inputs.baseline.get(source(name)), inputs.baseline.get(source(name, "before"))
-    if after is None or after.is_complex():
+    if after is None or after.is_complex() or len(index) != after.ndim:
         return None
     value = after[index].to(torch.float64)
     return value - start[index] if name.startswith("change/") and start is not None else value

@@ -11,7 +11,7 @@ from optexp.profiling.work import amount
 from optexp.records.profile import Calibration
 from optexp.records.roofline import PhysicalBound, StepWork
 
-ON_CPU = 0.5  # instead of MARGIN: a copy there reads its target, too, and calibration shares the machine with others
+ON_CPU = 0.5  # instead of MARGIN: a copy there reads its target, too
 SIZES = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 EIGHT_BITS = 2  # of bfloat16's limits: 8-bit numbers keep them at times, at twice the rate and half the size
 SHORT_SUMS = 2  # some cards sum products of float16 in float16, at twice the rate

@@ -16,6 +16,7 @@ from optexp.measurement import clock
 from optexp.records.profile import Calibration
 from optexp.support.cache import kept
 
+CROWDED = 0.1  # share of a CPU's calibration without a core, from which on its figures are no ceilings
 _VERSION = 1  # of what is measured and how: an older cache entry is not read
 
 
@@ -78,14 +79,26 @@ def _measure_cpu() -> Calibration:
     device = torch.device("cpu")
     source = torch.zeros(8 * 2**20)  # 32 MiB: beyond most caches, and cheap to fill
     target = torch.empty_like(source)
-    return Calibration(
-        device="cpu",
-        bandwidth=2 * source.nbytes / _seconds(lambda: target.copy_(source), device),
-        matrix={
-            "float32": _matrix_rate(768, torch.float32, device),
-            "bfloat16": _matrix_rate(256, torch.bfloat16, device),  # smaller, for it may be emulated
-        },
-    )
+    before, begin = clock.account(os.getpid()), clock.now()
+    bandwidth = 2 * source.nbytes / _seconds(lambda: target.copy_(source), device)
+    matrix = {
+        "float32": _matrix_rate(768, torch.float32, device),
+        "bfloat16": _matrix_rate(256, torch.bfloat16, device),  # smaller, for it may be emulated
+    }
+    after, seconds = clock.account(os.getpid()), clock.now() - begin
+    cores = len(os.sched_getaffinity(0))
+    queued = clock.share_taken(before, after, seconds, cores) if before and after else 0.0
+    return Calibration("cpu", bandwidth, matrix, doubt=crowded(queued))
+
+
+def crowded(queued: float) -> str:
+    """Why a CPU's figures are no ceilings; empty where the cores were free.
+
+    queued: share of the calibration for which the process had no core
+    """
+    if queued < CROWDED:
+        return ""
+    return f"other programs ran while this machine's ceilings were measured (no core for {queued:.0%} of that time)"
 
 
 def _measure_gpu(device: torch.device) -> Calibration:

@@ -11,7 +11,7 @@ from pathlib import PurePath
 from optexp.profiling.accounts import HOST_OPERATORS, PYTHON, Kinds, copy_account, long_python, named_kernels, on_host
 from optexp.profiling.breakdown import SYNCHRONISE
 from optexp.profiling.operators import OperatorTimes, innermost, lines_of, times
-from optexp.trace import Trace
+from optexp.trace import Line, Trace
 
 MOST = 3  # places that are named
 
@@ -71,8 +71,13 @@ class Places:
         for name, spans in ((PYTHON, long_python(self.trace)), (HOST_OPERATORS, on_host(self.trace))):
             for start, end in spans:
                 around = [line for line in self.trace.lines if line.start <= (start + end) / 2 <= line.end]
-                if around:
-                    yield name, short_line(min(around, key=lambda line: line.duration).name), end - start
+                line = min(around, key=lambda line: line.duration, default=None)
+                if line is not None and not (name == PYTHON and self._calls_a_module(line)):
+                    yield name, short_line(line.name), end - start
+
+    def _calls_a_module(self, line: Line) -> bool:
+        """Whether a line calls a module: as far as lines tell, Python there is that module's and torch's."""
+        return any(line.start <= call.start and call.end <= line.end for call in self.trace.modules)
 
     def _place(self, index: int) -> str:
         module, line = self.operators.modules[index], short_line(self.lines[index])

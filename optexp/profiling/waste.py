@@ -71,9 +71,11 @@ def allocation(view: View) -> Bottleneck | None:
 
 
 def python(view: View) -> Bottleneck | None:
-    """The host computes in Python while nothing else happens."""
+    """The host computes in Python while nothing else happens; advice only where a line of the user's own does so."""
     why = "Python outside of torch takes {share} of the step{where}"
-    return _account(view, PYTHON, why, "move it out of the step, or to a thread of its own")
+    found, lines = _account(view, PYTHON, why, ""), ", ".join(view.places(PYTHON))
+    words = f"Python in {lines}: move it out of the step, or to a thread of its own"
+    return found and replace(found, try_=(words,) if lines else ())
 
 
 def operators_on_the_host(view: View) -> Bottleneck | None:

@@ -28,6 +28,7 @@ class Calibration:
     matrix:    flop/s of a GEMM by dtype ("tf32" too)
     launch_us: µs that the host needs for one empty launch; None on a CPU
     pinned, pageable: bytes/s to the device from such memory; None on a CPU
+    doubt:     why they are no ceilings, so that no bound follows from them; empty where nothing speaks against them
     """
 
     device: str
@@ -36,6 +37,7 @@ class Calibration:
     launch_us: float | None = None
     pinned: float | None = None
     pageable: float | None = None
+    doubt: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -43,6 +43,8 @@ def errors(result: Result) -> Errors | None:
         return None
     low, high, parts = SPREAD
     arms = {"baseline": found.baseline, "candidate": found.candidate}
+    if all(max(shares) == 1 for shares in arms.values()):  # one element, or none that differs from another
+        return None
     used = [index for index in range(parts) if any(shares[1 + index] for shares in arms.values())]
     if not used:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -45,10 +45,20 @@ def lines(entries: Sequence[LineEntry]) -> Table:
     on_device = any(entry.device_share for entry in entries)
     table = frameless("line", "operator", "calls>", f"{'device' if on_device else 'host'} share>")
     for entry in entries:
-        place = "/".join(entry.place.split("/")[-2:])
+        place = file_of(entry.place, (other.place for other in entries))
         share = entry.device_share if on_device else entry.host_share
         table.add_row(_name(place), entry.operator, summary.count(entry.calls), summary.share(share))
     return table
+
+
+def file_of(place: str, among: Iterable[str] = ()) -> str:
+    """ "net.py:17" of a line with its whole path; with the folder where another file among them has that name, too."""
+
+    def path(line: str) -> list[str]:
+        return line.rpartition(":")[0].split("/")
+
+    twice = any(path(other)[-1] == path(place)[-1] and path(other) != path(place) for other in among)
+    return "/".join(place.split("/")[-2 if twice else -1 :])
 
 
 def _name(text: str) -> Text:

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from optexp.records import filenames
 from optexp.reporting import card, front, summary
+from optexp.reporting.range_tables import file_of
 from optexp.reporting.sections import SECTIONS, Page
 from optexp.result import Result
 from optexp.support.units import byte_size, duration, ratio, signed_bytes
@@ -67,7 +68,7 @@ def templates() -> Environment:
         "count": summary.count,
         "cell": cell,
         "precise": precise,
-        "file": lambda place: "/".join(str(place).split("/")[-2:]),
+        "file": file_of,
         "bytes": byte_size,
         "signed_bytes": signed_bytes,
         "unit": lambda text: str(text).replace(" ", "\u00a0", 1),  # a number keeps its unit

@@ -71,6 +71,7 @@ class Shown:
     """A report's section.
 
     bounds: by arm;  tables: by arm;  picture: None where nothing computes, or no time is shown
+    beyond: whether a row of the tables is above a ceiling
     """
 
     calibration: Calibration | None
@@ -78,6 +79,7 @@ class Shown:
     bounds: Mapping[str, PhysicalBound]
     tables: Mapping[str, list[TableRow]]
     arms: Mapping[str, Roofline] = field(default_factory=dict)
+    beyond: bool = False
 
 
 def shown(result: Result) -> Shown | None:
@@ -88,7 +90,9 @@ def shown(result: Result) -> Shown | None:
     ceilings = result.profile.calibration
     bounds = {name: found.bound for name, found in arms.items() if found.bound}
     tables = {name: table(found.points, ceilings) for name, found in arms.items() if found.points}
-    return Shown(ceilings, picture(arms, ceilings), bounds, tables, arms) if bounds or tables else None
+    every = [share or 0.0 for rows in tables.values() for row in rows for share in (row.bandwidth, row.compute)]
+    beyond = max(every, default=0.0) > 1
+    return Shown(ceilings, picture(arms, ceilings), bounds, tables, arms, beyond) if bounds or tables else None
 
 
 def table(points: Sequence[RooflinePoint], ceilings: Calibration | None) -> list[TableRow]:

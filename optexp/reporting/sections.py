@@ -28,7 +28,7 @@ from optexp.reporting.roofline_picture import Shown
 from optexp.reporting.summary import Row
 from optexp.reporting.timeline import Histogram, Panel, Tick
 from optexp.reporting.trial_sections import AblationSection, SearchSection, TrialsSection
-from optexp.reporting.wording import GATES, yardstick
+from optexp.reporting.wording import GATES, rechecked, yardstick
 from optexp.result import Engagement, Problem, Result, Verdict
 
 S = TypeVar("S", bound="Callable[[Page], object | None]")
@@ -83,8 +83,9 @@ class Figures:
 
 @section
 def figures(page: Page) -> Figures | None:
-    rows = summary.rows(page.result, details=True) if page.has_figures else []
-    return Figures(rows, page.measured, summary.cost(page.result)) if rows else None
+    rows, cost = summary.rows(page.result, details=True) if page.has_figures else [], summary.cost(page.result)
+    shown = [row for row in rows if not (cost and row.name == "set-up")]  # which the line of the cost says, too
+    return Figures(shown, page.measured, cost) if rows else None
 
 
 @section
@@ -187,7 +188,7 @@ def meanwhile(page: Page) -> Meanwhile:
 
 SHOWN_APART = {
     "gates", "worst", "weakest", "headline", "ok", "failures", "tensors", "mutants", "visible", "distribution",
-    "trajectory",
+    "trajectory", "recheck",
 }  # fmt: skip
 
 
@@ -197,7 +198,7 @@ class Equivalence:
 
     gates:  what each gate asks, by name
     yardstick: whose values stand beside the candidate's
-    checks: fields of the verification without a table of their own
+    checks: what else was checked, by name
     worst:  fields of the worst finding
     replay: key by which the same inputs are met again; empty if unknown
     """
@@ -222,7 +223,8 @@ def equivalence(page: Page) -> Equivalence | None:
         found,
         verified=summary.verified(result),
         gates=GATES,
-        checks={k: v for k, v in asdict(found).items() if k not in SHOWN_APART and v is not None},
+        checks={k: v for k, v in asdict(found).items() if k not in SHOWN_APART and v is not None}
+        | {"after timing": rechecked(found.recheck)},
         worst=asdict(found.worst) if found.worst else None,
         errors=plots.errors(result),
         replay=result.draws.key if result.draws else "",

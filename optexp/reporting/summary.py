@@ -25,8 +25,8 @@ LESS_EXACT = (
 )
 QUIET = " Run it again when the machine is quiet."
 PART = "share_"  # how the names of a breakdown's terms begin
-# Rows that a verdict is about.
-SPEED = ("time/step", "device time/step", "device busy/step", "one step alone", "throughput", "energy")
+# Rows that an undecided verdict says nothing of: times, and what other programs lengthen like them.
+SPEED = ("time/step", "device time/step", "device busy/step", "one step alone", "throughput", "energy", "set-up")
 BOUND = "physical lower bound"
 SHORT = ("time/step", BOUND, "throughput", "peak memory", "kernels/step")
 PERCENTILES = {
@@ -116,9 +116,20 @@ def physics(result: Result) -> Row | None:
     for name in ("baseline", "candidate"):
         found = arms[name].roofline if name in arms else None
         us, step_us = found.bound.us if found and found.bound else None, getattr(result, name).step_us
-        reached = f" ({share(us / step_us)} reached)" if us and step_us else ""
+        reached = _reached(us, step_us) if us and step_us else ""
         cells.append(f"{microseconds(us)}{reached}" if us else "")
     return Row(BOUND, cells[0], cells[1], "") if any(cells) else None
+
+
+def _reached(bound_us: float, step_us: float) -> str:
+    """The share of the possible; never more than all of it."""
+    return " (beaten, so it is none)" if step_us < bound_us else f" ({share(bound_us / step_us)} reached)"
+
+
+def unbound(result: Result) -> str:
+    """Why a CPU's ceilings give no physical bound; empty where they do."""
+    ceilings = result.profile.calibration
+    return f"not known: {ceilings.doubt}" if ceilings and ceilings.doubt else ""
 
 
 def physical_facts(result: Result) -> list[tuple[str, str]]:

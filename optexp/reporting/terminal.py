@@ -219,6 +219,7 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
             yield ("" if index else "why"), sentence
         yield "predicted", summary.prediction(result)
     yield "measured", summary.measured(result)
+    yield "bound", summary.unbound(result)
     yield "one step", summary.single(result)
     yield "memory", "; ".join([*summary.memory_reasons(result)[:1], *filter(None, [summary.memory(result)])])
     yield "cost", summary.cost(result)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from optexp.records.profile import SAME_STEP, ProfileRecord
-from optexp.records.verification import Verification
+from optexp.records.verification import Recheck, Verification
 from optexp.result import Result, Verdict
 from optexp.support.units import at_least, percent, ratio
 
@@ -33,6 +33,21 @@ def yardstick(contract: str) -> str:
     """What a candidate's results are held against: the baseline's own, or those of plain lower precision."""
     dtype = contract.removeprefix(PROMISED).rstrip(")") if contract.startswith(PROMISED) else ""
     return PLAIN.get(dtype, f"plain {dtype} autocast") if dtype else "baseline"
+
+
+def rechecked(found: Recheck | None) -> str:
+    """What was checked of the process that was measured last; empty where nothing was."""
+    if found is None:
+        return ""
+    parts = [f"process {found.process}: fresh inputs {'pass' if found.fresh_inputs else 'fail'}"]
+    if found.ends:
+        blocks = f"{len(found.ends)} timed block{'s' if len(found.ends) > 1 else ''}"
+        parts.append(f"the results of {blocks} are held against {found.repetitions} repeated steps")
+    if found.steps and not found.note:
+        parts.append(f"those after {found.steps} timed steps are judged by the gates")
+    if found.missed is not None:
+        parts.append(f"a fault in a quarter of the steps is missed with probability {found.missed:.2g}")
+    return "; ".join(filter(None, [*parts, found.note]))
 
 
 def constant_inputs(names: str) -> str:

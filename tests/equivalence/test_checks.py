@@ -43,6 +43,8 @@ def test_every_tensor_has_a_row_with_its_worst_element(check):
     row = found.tensors["change/0.weight"]
     assert row.error_ratio is not None
     assert row.element.baseline == row.element.candidate  # the same program
+    loss = found.tensors["loss"].element
+    assert (loss.index, loss.baseline) == ([], loss.candidate)  # a scalar's, too
     assert list(found.tensors) == sorted(found.tensors, key=lambda name: -found.tensors[name].used)
 
 

@@ -53,6 +53,12 @@ def result(ranges: Ranges | None = FOUND, tool: ToolRun | None = None) -> Result
     return found
 
 
+def test_a_line_is_named_by_its_file_and_its_folder_only_where_that_says_more() -> None:
+    lines = ["/home/me/profile/net.py:12", "/home/me/profile/net.py:13", "/home/me/profile/other.py:1"]
+    assert [range_tables.file_of(line, lines) for line in lines] == ["net.py:12", "net.py:13", "other.py:1"]
+    assert range_tables.file_of(lines[0], [*lines, "/home/me/second/net.py:12"]) == "profile/net.py:12"
+
+
 def test_everything_that_was_found_stands_in_the_page() -> None:
     page = report.render(result(tool=NCU))
     for text in (

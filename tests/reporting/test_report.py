@@ -19,7 +19,7 @@ from jinja2 import meta, nodes
 from optexp.records.difference import Change, Difference
 from optexp.records.measurement import Measurement, ProcessRatio
 from optexp.records.prediction import Prediction
-from optexp.records.verification import Distribution, Element, Finding, GateResult, MutantCount, Trajectory
+from optexp.records.verification import Distribution, Element, Finding, GateResult, MutantCount, Recheck, Trajectory
 from optexp.reporting import front, plots, report, sections
 from optexp.reporting.wording import GATES
 from optexp.result import Result, Verdict
@@ -150,6 +150,19 @@ def test_operators_that_changed_are_shown_whole() -> None:
     assert 'class="name"' not in why
 
 
+def test_what_was_checked_after_timing_is_a_sentence_and_set_up_stands_once() -> None:
+    result = RESULTS[Verdict.FASTER]
+    assert result.equivalence is not None
+    checked = Recheck(1, True, 65, [65, 112, 65], 23, 0.00075)
+    page = report.render(replace(result, equivalence=replace(result.equivalence, recheck=checked)))
+    assert (
+        "process 1: fresh inputs pass; the results of 3 timed blocks are held against 23 repeated steps; those after 65"
+        " timed steps are judged by the gates; a fault in a quarter of the steps is missed with probability 0.00075"
+    ) in page
+    assert "<td>set-up</td>" not in page
+    assert '<p class="soft" style="margin: 10px 0 0">set-up ' in page
+
+
 def test_what_verification_found_is_shown_by_tensor() -> None:
     result = RESULTS[Verdict.FASTER]
     element = Element([3, 4], 1.2345678, 1.23456785, 1.2345679)
@@ -179,6 +192,8 @@ def test_what_verification_found_is_shown_by_tensor() -> None:
     xs = [float(point.split(",")[0]) for point in errors.lines["baseline"].split()]
     assert xs == sorted(xs)
     assert plots.errors(result) is None
+    scalar = Distribution([0.0] * 40 + [1.0] + [0.0] * 40, [1.0] + [0.0] * 80, "loss")
+    assert plots.errors(replace(result, equivalence=replace(equivalence, distribution=scalar))) is None
     lower = report.render(replace(result, equivalence=replace(equivalence, contract="PRECISION(bfloat16)")))
     shown = re.sub(r"<[^>]*>|\s+", " ", lower.partition("Is it still right?")[2])
     assert "plain bfloat16 autocast: 50% exactly" in shown

@@ -177,6 +177,8 @@ def test_a_slower_candidate_is_never_called_faster(capsys: pytest.CaptureFixture
 
 
 def test_an_undecided_ratio_is_not_called_a_gain(capsys: pytest.CaptureFixture[str]) -> None:
+    setups = {row.name: row.change for row in summary.rows(RESULTS[Verdict.INCONCLUSIVE], details=True)}
+    assert setups["set-up"] == "undecided"
     text = shown(RESULTS[Verdict.INCONCLUSIVE], capsys)
     assert "faster" not in text
     assert "paid back" not in text

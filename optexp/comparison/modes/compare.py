@@ -16,7 +16,7 @@ from optexp.comparison.evaluation import Evaluation, examine, members
 from optexp.comparison.explained import explain_the_timed
 from optexp.comparison.known_baseline import KnownBaseline
 from optexp.comparison.measure import Timed, measure, refuse_company, say_how_to_lock
-from optexp.comparison.physics import least_us
+from optexp.comparison.physics import drop_beaten, least_us
 from optexp.comparison.profiles import show_where_time_goes
 from optexp.comparison.session import Session
 from optexp.comparison.suggestions import suggestion
@@ -88,6 +88,7 @@ def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) 
         say_how_to_lock(session)
     elif session.settings.trials:
         textbook.measure(session, facts)
+        drop_beaten(session)
         result.explanation, result.profile.difference = [], None
         say_how_to_lock(session)
     else:
@@ -107,6 +108,7 @@ def settle(session: Session, facts: Facts, timed: Timed, candidate: Evaluation, 
     """From timed blocks to the measurement, what explains it, and the next step."""
     result, views = session.result, (known.profile.view, candidate.stacked.view)
     conclude(session, facts, timed)
+    drop_beaten(session)
     decision = adjudicate(facts)
     verdict = decision.verdict if decision else Verdict.ERROR
     explain_the_timed(result, verdict, views)

@@ -15,7 +15,7 @@ from optexp.comparison.compiler_evidence import logged, name_breaks
 from optexp.comparison.conclusion import summarize
 from optexp.comparison.evaluation import members
 from optexp.comparison.measure import refuse_company, say_how_to_lock
-from optexp.comparison.physics import find_work, least_us, started
+from optexp.comparison.physics import drop_beaten, find_work, least_us, started
 from optexp.comparison.predictions import UNTRUSTED, predicted
 from optexp.comparison.profiles import Profile, advised, checked, profile, show_where_time_goes
 from optexp.comparison.sampling import sample_alone
@@ -26,6 +26,7 @@ from optexp.errors import ConfigError
 from optexp.measurement.neighbours import looking_out
 from optexp.measurement.watchdogs import cores, foreign, power_cap, recompilation, throttling
 from optexp.profiling.explanation import DISTORTED
+from optexp.profiling.passes import disagreement
 from optexp.records.roofline import Phase
 from optexp.result import Verdict
 from optexp.support.units import duration
@@ -61,17 +62,21 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> Decisi
         causes = advised(arm, found, session.baseline)
         checks = checked(arm, found, causes, session.baseline)
         show_where_time_goes(session, {"baseline": found}, causes, checks)
+        drop_beaten(session)
         result.profile.baseline = started(result.profile.baseline, phases(setup, following, result.baseline.step_us))
         name_breaks(result)
         disputed = contradictions(found.trace.timed_us, result.baseline.step_us, found.breakdown.stretched)
         predict(session, arm, found, disputed)
-        result.profile.suggestion = suggestion(causes, members(session.baseline), settings=session.workload.remedies)
     arm.close()
     result.profile.tool = nsight.run(session, session.baseline)
     if result.profile.tool is not None and result.profile.tool.reason:
         result.notes.append(f"{result.profile.tool.reason} {result.profile.tool.command}")
     disturbed += disputed
     result.notes += disturbed
+    if apart := disagreement(found.traces):
+        result.notes.append(apart)
+    if not disturbed:  # else nothing follows from the shares
+        result.profile.suggestion = suggestion(causes, members(session.baseline), settings=session.workload.remedies)
     reason = f"{causes[0].label} ({causes[0].why})" if causes else "no single bottleneck"
     if region := session.experiment.profile.region:
         reason = f"of the region {region}: {reason}"
