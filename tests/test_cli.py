@@ -225,6 +225,12 @@ def test_an_interrupted_run(cli: Cli, monkeypatch: pytest.MonkeyPatch, raised: t
             ["workload.target=drafts_of_strategies.py:Haf: drafts_of_strategies.py has no 'Haf' (did you mean Half?"],
         ),
         (["workload=module", "workload.path=drafts_of_strategies.py"], ["has no Model", "workload.names.model=Half"]),
+        (["workload=module", "workload.path=broken.py"], ["optexp: broken.py:2: SyntaxError: ", ", in `class Net(:`"]),
+        (["workload=script", "workload.path=broken.py"], ["optexp: broken.py:2: SyntaxError: "]),
+        (["workload=module", "workload.target=broken:Net"], ["broken.py:2: SyntaxError: "]),
+        (["baseline=[{replace: {target: broken.py:Net}}]"], ["optexp: broken.py:2: SyntaxError: "]),
+        (["-m", "strategy=replace", "strategy.replace.target=broken.py"], ["broken.py:2: SyntaxError: ", "in the job"]),
+        (["strategy=replace"], ["replace: name your second implementation, as in strategy.replace.target=file.py:"]),
         (["strategy.replace.target=drafts_of_strategies:Now", "strategy=replace"], ["strategies has no 'Now'"]),
         (
             ["strategy=replace", "strategy.replace.target=no.py:New"],
@@ -273,6 +279,7 @@ def first_drafts() -> None:
     """Strategies in the working folder as people first write them."""
     Path("conf/strategy").mkdir(parents=True)
     Path("drafts_of_strategies.py").write_text(DRAFTS)
+    Path("broken.py").write_text("import torch\nclass Net(:\n    pass\n")
     for name, first in (("half", True), ("nowhere", True), ("bare", False)):
         head = f"# @package strategy.{name}\n" if first else ""
         target = "Nowhere" if name == "nowhere" else "Half"
