@@ -54,6 +54,8 @@ class Recorder:
 
     def finish(self, result: Result) -> None:
         """Write the record, show it, and log it: nobody waits for the store to read a verdict."""
+        if self.run is None and self.trouble is None:  # it ended before its arms started
+            self.start()
         if self.trouble:
             result.notes.append(self._not_logged(self.trouble))
         self.decided = True
