@@ -27,7 +27,8 @@ DEPTH = 3  # of objects within objects that hold the model
 ENTRIES = 64  # of a list, a dict or a tuple that may hold it
 UNHELD = (
     "no variable that the marked body names holds the marked optimizer, so that its steps cannot be seen: assign it to"
-    " one before the loop, and use that in the body and in optexp.steps(optimizer=...)"
+    " one before the loop, and use that in the body and in optexp.steps(optimizer=...); where the loop makes no"
+    " optimizer step, mark the training loop, or leave out optimizer="
 )
 
 
