@@ -19,6 +19,7 @@ from optexp.program import Batch, Outputs, Program, flatten
 from optexp.python_state.variables import Place, attributes, places, users
 from optexp.user_code.drawn_alike import seeded
 from optexp.user_code.marked_loop import ITEMS
+from optexp.user_code.misplaced_mark import misplaced
 from optexp.user_code.script_run import Reached
 from optexp.user_code.train_step import Model, Optimizer
 
@@ -27,8 +28,7 @@ DEPTH = 3  # of objects within objects that hold the model
 ENTRIES = 64  # of a list, a dict or a tuple that may hold it
 UNHELD = (
     "no variable that the marked body names holds the marked optimizer, so that its steps cannot be seen: assign it to"
-    " one before the loop, and use that in the body and in optexp.steps(optimizer=...); where the loop makes no"
-    " optimizer step, mark the training loop, or leave out optimizer="
+    " one before the loop, and use that in the body and in optexp.steps(optimizer=...)"
 )
 
 
@@ -70,7 +70,8 @@ class Body:
         with self._held(model, optimizer), self.reached.ambient.again(), self._drawing(model):
             found = self.reached.function(items)
         if optimizer is not None and not optimizer.steps and not self.holders[1]:
-            raise NoReference(UNHELD)
+            learns = any(parameter.grad is not None for parameter in optimizer.parameters)
+            raise NoReference(UNHELD if learns else misplaced(self.reached, 0))
         return self._results(found, model)
 
     def _drawing(self, model: Any) -> AbstractContextManager[None]:

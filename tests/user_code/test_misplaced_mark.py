@@ -36,10 +36,14 @@ for x in optexp.steps(loader, model=model, optimizer=optimizer):
     update(x)
 """
 EVALUATES = """\
-def rate():
-    return optimizer.param_groups[0]["lr"]
 for x in optexp.steps(loader, model=model, optimizer=optimizer):
-    y = model(x) * rate()
+    y = model(x)
+"""
+HIDDEN = """\
+held = {"in": [optimizer]}
+del optimizer
+for x in optexp.steps(loader, model=model, optimizer=held["in"][0]):
+    model(x).sum().backward()
 """
 ACCUMULATES = """\
 for i, x in enumerate(optexp.steps(loader, model=model, optimizer=optimizer)):
@@ -60,11 +64,12 @@ EVERY = EPOCHS.replace("range(2)", "range(4)").replace("optimizer=optimizer)", "
             "one turn of train.py:6 makes 4 optimizer steps: the mark is on an outer loop; put it on the loop of l",
         ),
         (STEPPED, "one turn of train.py:10 makes 2 optimizer steps: mark the loop whose turn makes one"),
-        (EVALUATES, "the loop of train.py:8 makes no optimizer step: mark the training loop, or leave out optimizer="),
+        (EVALUATES, "the loop of train.py:6 makes no optimizer step: mark the training loop, or leave out optimizer="),
+        (HIDDEN, "no variable that the marked body names holds the marked optimizer"),
         (ACCUMULATES, "one turn makes no optimizer step at the mark of train.py:6, where the step stands under a"),
         (EVERY, "2 turns of train.py:6 make 8 optimizer steps: every= is the number of turns that make one"),
     ],
-    ids=["epochs", "several", "evaluation", "accumulation", "every"],
+    ids=["epochs", "several", "evaluation", "hidden", "accumulation", "every"],
 )
 def test_says_what_the_mark_is_at(body: str, told: str, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
