@@ -45,7 +45,6 @@ class Stage(IntEnum):
 
 
 NAME = "_yaml"  # attribute of a strategy: the name that its YAML gives it
-
 PRECISIONS = ("bfloat16", "float16", "tf32", "int8")  # to which there is a plain autocast or rounding, as a yardstick
 
 
@@ -254,6 +253,10 @@ class Strategy(ABC):
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         """The reason why the strategy cannot apply to this program on this device, with advice; None where it can."""
+        return self.unsupported_on(device)
+
+    def unsupported_on(self, device: torch.device) -> str | None:
+        """The same as far as `device.type` decides, whatever the program is: asked before an arm starts."""
         return None
 
     @abstractmethod

@@ -54,9 +54,14 @@ class CpuAffinity(Strategy):
         step = view.parts(ceilings)
         return step.less("the host is never late", waiting=step.waiting_us) if step.on_gpu else None
 
+    def unsupported_on(self, device: torch.device) -> str | None:
+        if device.type == "cuda":
+            return None
+        return "on a CPU, cores are what the work itself runs on: give both arms fewer with measurement.cpus"
+
     def unsupported(self, program: Program, device: torch.device) -> str | None:
-        if device.type != "cuda":
-            return "on a CPU, cores are what the work itself runs on: give both arms fewer with measurement.cpus"
+        if reason := self.unsupported_on(device):
+            return reason
         granted = placement.granted()
         if outside := set(self.chosen(granted)) - set(granted):
             return f"cores {sorted(outside)} are not among those of this run, {granted}: choose others"

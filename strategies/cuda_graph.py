@@ -81,12 +81,17 @@ class CudaGraph(Strategy):
         text = f"the host is never late: kernels and copies take {step.share(step.device_us - saved)}"
         return step.less(text, saved, step.waiting_us, host)
 
+    def unsupported_on(self, device: torch.device) -> str | None:
+        if device.type == "cuda":
+            return None
+        return (
+            f"CUDA Graphs need a CUDA device, and this run is on the {device.type.upper()}:"
+            " use device=cuda on a machine with an NVIDIA GPU, or try strategy=fusion"
+        )
+
     def unsupported(self, program: Program, device: torch.device) -> str | None:
-        if device.type != "cuda":
-            return (
-                f"CUDA Graphs need a CUDA device, and this run is on the {device.type.upper()}:"
-                " use device=cuda on a machine with an NVIDIA GPU, or try strategy=fusion"
-            )
+        if reason := self.unsupported_on(device):
+            return reason
         batches = [tensors_of(batch).values() for batch in getattr(program.feed, "batches", ())]
         if len({tuple((tensor.shape, tensor.dtype) for tensor in batch) for batch in batches}) > 1:
             return (

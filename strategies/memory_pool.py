@@ -66,7 +66,7 @@ class MemoryPool(Strategy):
         allocating = step.allocating_us
         return step.less(f"no cudaMalloc and cudaFree, {step.share(allocating)}", waiting=allocating)
 
-    def unsupported(self, program: Program, device: torch.device) -> str | None:
+    def unsupported_on(self, device: torch.device) -> str | None:
         if self.kind != "workspace" and device.type != "cuda":
             return (
                 f"pools are of torch's CUDA allocator, and this run is on the {device.type.upper()}: use device=cuda on"

@@ -72,9 +72,14 @@ class PinnedMemory(Strategy):
             waiting = max(waiting, step.loading_us)
         return step.less(text, saved, waiting, least) if text else None
 
-    def unsupported(self, program: Program, device: torch.device) -> str | None:
+    def unsupported_on(self, device: torch.device) -> str | None:
         if self.workers is None and (reason := nothing_copied(device)):
             return f"{reason}, or let strategy.pinned_memory.workers= make a DataLoader's batches"
+        return None
+
+    def unsupported(self, program: Program, device: torch.device) -> str | None:
+        if reason := self.unsupported_on(device):
+            return reason
         if "pin_memory" not in settings(program.feed):
             return (
                 "batches lie on the device before the step begins, and nothing is copied: use a workload whose"

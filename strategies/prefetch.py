@@ -46,8 +46,11 @@ class Prefetch(Strategy):
         text = f"copies to the device are hidden behind kernels, which take {step.share(exposed)}"
         return step.less(text, device=exposed, waiting=queued)
 
+    def unsupported_on(self, device: torch.device) -> str | None:
+        return nothing_copied(device)
+
     def unsupported(self, program: Program, device: torch.device) -> str | None:
-        if reason := nothing_copied(device):
+        if reason := self.unsupported_on(device):
             return reason
         feed = settings(program.feed)
         if "non_blocking" not in feed:

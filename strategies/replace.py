@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from optexp.workload import Workload
 
 KEY = "strategy.replace.target"
+NO_TARGET = f"name your second implementation, as in {KEY}=file.py:ModelNew or {KEY}=package.module:ModelNew"
 Pairs = dict[str, tuple[str, bool]]  # the baseline's names: what the new model calls it, and whether it is transposed
 
 
@@ -83,9 +84,11 @@ class Replace(Strategy):
         return REASSOCIATES if self.precision is None else precision(self.precision)
 
     def check_options(self) -> None:
-        if self.target is not None and self.whole_file:
+        if self.target is None:
+            raise ConfigError(f"replace: {NO_TARGET}")
+        if self.whole_file:
             require_file(Path(self.target).expanduser(), KEY)
-        elif self.target is not None:
+        else:
             require_place(self.target, KEY)
 
     @property
@@ -108,7 +111,7 @@ class Replace(Strategy):
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if self.target is None:
-            return f"name your second implementation, as in {KEY}=file.py:ModelNew or {KEY}=package.module:ModelNew"
+            return NO_TARGET
         if self.whole_file and (self.args or self.kwargs or self.names or self.of_model is not None):
             return f"args, kwargs, names and of_model are for one name of a file: write {self.asked}:ModelNew"
         return None

@@ -75,12 +75,17 @@ class Streams(Strategy):
         text += f"; the longest of copying in, computing and copying out takes {step.share(way)}"
         return step.less(text, device=step.device_us - way, waiting=step.waiting_us, least=step.launching_us())
 
+    def unsupported_on(self, device: torch.device) -> str | None:
+        if device.type == "cuda":
+            return None
+        return (
+            f"streams order the work of a CUDA device, and this run is on the {device.type.upper()}:"
+            " use device=cuda on a machine with an NVIDIA GPU"
+        )
+
     def unsupported(self, program: Program, device: torch.device) -> str | None:
-        if device.type != "cuda":
-            return (
-                f"streams order the work of a CUDA device, and this run is on the {device.type.upper()}:"
-                " use device=cuda on a machine with an NVIDIA GPU"
-            )
+        if reason := self.unsupported_on(device):
+            return reason
         mode = self.mode_for(program)
         if mode == "branches":
             return None

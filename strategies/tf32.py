@@ -56,12 +56,17 @@ class Tf32(Strategy):
         text = f"float32 products at this card's {rate / 1e12:.3g} TFLOP/s of TF32, the rest as it is"
         return step.less(text, device=step.saved_us(lambda piece: with_tf32(step, piece)))
 
+    def unsupported_on(self, device: torch.device) -> str | None:
+        if device.type == "cuda":
+            return None
+        return (
+            f"TF32 is a mode of NVIDIA's tensor cores, and this run is on the {device.type.upper()}:"
+            " use device=cuda on a machine with an NVIDIA GPU of compute capability 8.0 or newer"
+        )
+
     def unsupported(self, program: Program, device: torch.device) -> str | None:
-        if device.type != "cuda":
-            return (
-                f"TF32 is a mode of NVIDIA's tensor cores, and this run is on the {device.type.upper()}:"
-                " use device=cuda on a machine with an NVIDIA GPU of compute capability 8.0 or newer"
-            )
+        if reason := self.unsupported_on(device):
+            return reason
         if torch.cuda.get_device_capability(device) < (8, 0):
             name = torch.cuda.get_device_name(device)
             return f"TF32 needs compute capability 8.0, and {name} is older: try strategy.amp.dtype=float16"

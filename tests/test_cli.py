@@ -13,13 +13,18 @@ from datetime import datetime, tzinfo
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import DictConfig
 
 from optexp.comparison import runner
 from optexp.config import overrides, resolve
-from optexp.errors import ConfigError
+from optexp.config.experiment import _build_all, _strategy_nodes
+from optexp.errors import ConfigError, TrackingError
+from optexp.reporting import tracking
+from optexp.reporting.tracking import Run
 from optexp.result import Result, Verdict
 from optexp.sweeps import exit_status
+from optexp.workers.pool import ArmPool
 
 ROOT = Path(exit_status.__file__).resolve().parents[2]
 Cli = Callable[..., int]
@@ -225,6 +230,12 @@ def test_an_interrupted_run(cli: Cli, monkeypatch: pytest.MonkeyPatch, raised: t
             ["workload.target=drafts_of_strategies.py:Haf: drafts_of_strategies.py has no 'Haf' (did you mean Half?"],
         ),
         (["workload=module", "workload.path=drafts_of_strategies.py"], ["has no Model", "workload.names.model=Half"]),
+        (["workload=module", "workload.path=broken.py"], ["optexp: broken.py:2: SyntaxError: ", ", in `class Net(:`"]),
+        (["workload=script", "workload.path=broken.py"], ["optexp: broken.py:2: SyntaxError: "]),
+        (["workload=module", "workload.target=broken:Net"], ["broken.py:2: SyntaxError: "]),
+        (["baseline=[{replace: {target: broken.py:Net}}]"], ["optexp: broken.py:2: SyntaxError: "]),
+        (["-m", "strategy=replace", "strategy.replace.target=broken.py"], ["broken.py:2: SyntaxError: ", "in the job"]),
+        (["strategy=replace"], ["replace: name your second implementation, as in strategy.replace.target=file.py:"]),
         (["strategy.replace.target=drafts_of_strategies:Now", "strategy=replace"], ["strategies has no 'Now'"]),
         (
             ["strategy=replace", "strategy.replace.target=no.py:New"],
@@ -250,6 +261,29 @@ def test_a_mistake_gets_one_line(
     assert ran == []
 
 
+def test_a_strategy_that_needs_another_device_starts_no_arm(
+    command_line: Cli, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ArmPool, "start", lambda *_: pytest.fail("an arm was started"))
+    words = {"cuda_graph": "CUDA Graphs need", "streams": "streams order", "tf32": "TF32 is", "prefetch": "batches are"}
+    words |= {"memory_pool": "pools are of", "pinned_memory": "batches are", "cpu_affinity": "on a CPU, cores"}
+    strategies = {name: _build_all(_strategy_nodes([name], "strategy"), "strategy")[0] for name in words}
+    for name, strategy in strategies.items():
+        assert (strategy.unsupported_on(torch.device("cpu")) or "").startswith(words[name])
+        assert strategy.unsupported_on(torch.device("cuda")) is None
+
+    def away(*_: object) -> Run:
+        raise TrackingError("away")
+
+    monkeypatch.setattr(tracking, "start", away)
+    settings = ["workload=gelu", "strategy=cuda_graph", "device=cpu", "isolation=none", "hydra.run.dir=out"]
+    assert command_line(*settings) == 4
+    found = Result.read(Path("out/result.json"))
+    assert found.headline.startswith("UNSUPPORTED: cuda_graph: CUDA Graphs need a CUDA device")
+    assert any(note.startswith("not in MLflow: away") for note in found.notes)
+    assert "UNSUPPORTED" in capsys.readouterr().out
+
+
 DRAFTS = """
 from dataclasses import dataclass
 from optexp.strategy import Evidence, Stage, Strategy
@@ -273,6 +307,7 @@ def first_drafts() -> None:
     """Strategies in the working folder as people first write them."""
     Path("conf/strategy").mkdir(parents=True)
     Path("drafts_of_strategies.py").write_text(DRAFTS)
+    Path("broken.py").write_text("import torch\nclass Net(:\n    pass\n")
     for name, first in (("half", True), ("nowhere", True), ("bare", False)):
         head = f"# @package strategy.{name}\n" if first else ""
         target = "Nowhere" if name == "nowhere" else "Half"

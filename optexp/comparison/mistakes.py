@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from optexp.comparison.machine import choose_device
 from optexp.config import resolve
+from optexp.user_code.named_files import require_syntax
 from optexp.workload import Workload
 
 
@@ -21,6 +22,7 @@ def refuse(config: DictConfig, workload: Workload | None = None, elsewhere: bool
     Raises:
         ConfigError: a key, a value, a strategy or a file is not as it must be; one sentence.
     """
+    require_syntax(OmegaConf.to_container(config))
     experiment = resolve(config, workload)
     asked = experiment.device
     device = asked if elsewhere and asked.startswith("cuda") else choose_device(asked)

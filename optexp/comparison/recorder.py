@@ -51,9 +51,14 @@ class Recorder:
                 (self.output / tracking.OPEN).write_text(self.run.run_id)  # to close it if this process is killed
         except TrackingError as error:
             self.trouble = str(error)
+            if self.show is not silent and not search_path.in_sweep():
+                later = f"python -m optexp.sync {self.output} sends it later"
+                self.session.progress.say(f"optexp: {error}; the run goes on, its record stays, and {later}")
 
     def finish(self, result: Result) -> None:
         """Write the record, show it, and log it: nobody waits for the store to read a verdict."""
+        if self.run is None and self.trouble is None:  # it ended before its arms started
+            self.start()
         if self.trouble:
             result.notes.append(self._not_logged(self.trouble))
         self.decided = True

@@ -44,16 +44,22 @@ def claim(wanted: Path) -> Path:
 
 
 def require_room(folder: Path) -> None:
-    """Raises ConfigError where the disk of a folder, which need not exist, has no room for a record."""
+    """Raises ConfigError where a folder, which need not exist, cannot be written, or its disk lacks room."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
-    if (reason := full(there)) is not None:
+    reason = full(there) if os.access(there, os.W_OK) else f"{there.absolute()} is not writable"
+    if reason is not None:
         raise ConfigError(f"cannot write {folder}: {reason}; {ADVICE}")
 
 
 def full(folder: Path) -> str | None:
-    """How much is free on the disk of a folder, in words, where that is too little for a record; else None."""
-    free = shutil.disk_usage(folder).free
-    return f"its disk has {byte_size(free)} left, and a record takes some MiB" if free < LEAST_BYTES else None
+    """How much is free on the disk of a folder, in words, where that is too little for a record; else None.
+
+    A file system that tells no size, as /proc, may take files or refuse them: the first file shows it.
+    """
+    usage = shutil.disk_usage(folder)
+    if usage.free >= LEAST_BYTES or not usage.total:
+        return None
+    return f"its disk has {byte_size(usage.free)} left, and a record takes some MiB"
 
 
 def refusal(error: BaseException) -> str | None:

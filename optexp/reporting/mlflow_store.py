@@ -5,16 +5,21 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from optexp.errors import TrackingError
 
 FILE = "mlflow.db"  # the default store, in the working folder
+AWAY = "the server does not answer"
+PORTS = {"http": 80, "https": 443}
+CONNECT_S = 2.0
 UNREACHED = re.compile("Max retries exceeded.*(NewConnectionError|ConnectTimeout|Name ?Resolution)")
 DRIVER = re.compile(r"^\([\w.]+\) ")  # "(sqlite3.OperationalError) database or disk is full"
 DEFAULTS = {
@@ -94,11 +99,30 @@ def failures_named(uri: str) -> Iterator[None]:
         raise TrackingError(f"MLflow store {shown}: {_reason(error).replace(uri, shown)}") from error
 
 
+def require_answer(uri: str) -> None:
+    """Return where a server listens at an address, or where a proxy knows, or the address is no server's.
+
+    MLflow itself asks for many seconds.
+
+    Raises:
+        TrackingError: nobody listens.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme not in PORTS or not parts.hostname:
+        return
+    if parts.scheme in getproxies() and not proxy_bypass(parts.hostname):
+        return
+    try:
+        socket.create_connection((parts.hostname, parts.port or PORTS[parts.scheme]), CONNECT_S).close()
+    except OSError:
+        raise TrackingError(f"MLflow store {without_password(uri)}: {AWAY}") from None
+
+
 def _reason(error: Exception) -> str:
     """The first line of an error, without the driver's name; a few words where the server does not answer."""
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     if UNREACHED.search(first):
-        return "the server does not answer"
+        return AWAY
     return DRIVER.sub("", first)
 
 

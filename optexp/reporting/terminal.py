@@ -75,7 +75,11 @@ class Progress:
         """A new estimate of the time to go; `text` is said in a line of its own, which stays."""
         self.deadline = time.monotonic() + remaining_s
         if text:
-            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self.say(text)
+
+    def say(self, text: str) -> None:
+        """A line of its own, which stays."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _say(self, new: bool = False) -> None:
         if not self.console.is_terminal and (new or time.monotonic() > self.said_at + SILENCE_S):

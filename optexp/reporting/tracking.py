@@ -23,6 +23,7 @@ from optexp.reporting.mlflow_store import (
     artifacts,
     failures_named,
     locked,
+    require_answer,
     sqlite_file,
     store_uri,
     without_password,
@@ -149,6 +150,7 @@ def start(
     """
     uri = store_uri(config.uri)
     with failures_named(uri):
+        require_answer(uri)
         from mlflow.tracking.context.registry import resolve_tags
 
         labels = {**resolve_tags(), "mlflow.source.name": "optexp", **(tags or {})}

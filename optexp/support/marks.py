@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,12 @@ class Mark:
 
 
 class _Hook:
-    """reached: called at a mark with the frame of its statement; None outside optexp"""
+    """reached: called at a mark with the frame of its statement; None outside optexp
+    made:    place of each call of `steps`, as file:line
+    """
 
     reached: Callable[[Mark, FrameType], None] | None = None
+    made: ClassVar[list[str]] = []
 
 
 def marking() -> bool:
@@ -51,7 +54,11 @@ def steps(source: Any, *, model: Any = None, optimizer: Any = None, every: int =
         every: Iterations from one optimizer step to the next, where gradients accumulate over several.
     """
     batches = _endless(source) if callable(source) and not hasattr(source, "__iter__") else source
-    return batches if _Hook.reached is None else _Marked(Mark(source, model, optimizer, every), batches)
+    if _Hook.reached is None:
+        return batches
+    frame = sys._getframe(1)
+    _Hook.made.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+    return _Marked(Mark(source, model, optimizer, every), batches)
 
 
 def step(*, model: Any = None, optimizer: Any = None) -> AbstractContextManager[None]:
@@ -89,13 +96,15 @@ class _Marked:
 
 
 class stopping_at:  # noqa: N801  # a context manager, named like a function
-    """Inside, marks call `reached`."""
+    """Inside, marks call `reached`. Gives the places of calls of `steps`, as they come."""
 
     def __init__(self, reached: Callable[[Mark, FrameType], None]) -> None:
         self.reached = reached
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> list[str]:
+        _Hook.made = []
         _Hook.reached = staticmethod(self.reached)  # type: ignore[assignment]
+        return _Hook.made
 
     def __exit__(self, *error: object) -> None:
         _Hook.reached = None

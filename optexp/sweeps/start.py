@@ -35,10 +35,12 @@ class Start(Callback):
 
 def _refuse(config: DictConfig) -> None:
     from optexp.config import read_settings
+    from optexp.user_code.named_files import require_syntax
     from optexp.workers import launching
 
     asked = without_hydra(config)
     read_settings(asked)
+    require_syntax(OmegaConf.to_container(asked))  # before a process starts, and before torch is imported
     if config.get("isolation") != "none":
         launching.launcher()  # imports torch while this process does
     from optexp.comparison import mistakes

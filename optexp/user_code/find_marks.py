@@ -10,6 +10,7 @@ import ast
 import copy
 import importlib.util
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -19,6 +20,7 @@ from optexp.user_code.bound_names import INSTALLED
 
 UNKNOWN = {"import_module", "__import__", "exec", "run_path", "run_module", "instantiate", "spec_from_file_location"}
 MARK = "for batch in optexp.steps(loader, model=model, optimizer=optimizer):"
+IMPORT = "import optexp, and "
 PASS_ON = ("enumerate", "tqdm", "track")  # they give the batches of what they are given
 LIGHTNING = "give Lightning's Trainer `callbacks=[OptexpCallback()]`, from optexp.integrations.lightning"
 CALLBACKS = {  # by module that a script without a loop of its own imports
@@ -32,12 +34,17 @@ def require_mark(script: Path) -> None:
     """Return where a script has a mark, or may have one, and where it cannot be parsed: running it says where.
 
     Raises:
-        ConfigError: no file that it imports has one; with the line to add.
+        ConfigError: no file that it imports has one, or no loop goes over it; with the line to write.
     """
     try:
         if not _may_be_marked(script.resolve()):
             raise ConfigError(
                 f"{script} marks no step, nor does a module that it imports: {_advice(script)}; nothing was run"
+            )
+        if (line := _unused(ast.parse(script.read_bytes()))) is not None:
+            raise ConfigError(
+                f"{script}:{line} calls optexp.steps and no loop goes over what it returns:"
+                f" {_advice(script).removeprefix(IMPORT)}; nothing was run"
             )
     except (SyntaxError, UnicodeDecodeError):
         return
@@ -72,6 +79,28 @@ def _mentions(tree: ast.Module) -> bool:
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.path":
             return True
     return False
+
+
+def _unused(tree: ast.Module) -> int | None:
+    """The line of the only use of optexp in a script where that is a call of `steps` whose result nothing uses."""
+    imported = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    ours = {alias.asname or alias.name for alias in imported if alias.name == "optexp"}
+    if any(isinstance(node, ast.ImportFrom) and str(node.module).startswith("optexp") for node in ast.walk(tree)):
+        return None
+    read = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+    if sum(read[name] for name in ours) != 1:
+        return None
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Call(func=called)):
+                name = ""
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=called)):
+                pass
+            case _:
+                continue
+        if ast.unparse(called) in {f"{one}.steps" for one in ours} and not read[name]:
+            return node.lineno
+    return None
 
 
 def _imports(tree: ast.Module, file: Path, folder: Path) -> Iterator[tuple[str, list[str]]]:
@@ -112,8 +141,8 @@ def _advice(script: Path) -> str:
     if not loops:
         imported = {name.partition(".")[0] for name, _ in _imports(tree, script, script.parent)}
         callback = next((line for module, line in CALLBACKS.items() if module in imported), None)
-        return callback or f"import optexp, and mark its loop: `{MARK}`"
-    return f"import optexp, and {_marked(loops[-1], model, optimizer)}"  # the walk goes from the outside to the inside
+        return callback or f"{IMPORT}mark its loop: `{MARK}`"
+    return f"{IMPORT}{_marked(loops[-1], model, optimizer)}"  # the walk goes from the outside to the inside
 
 
 def _marked(loop: ast.For, model: str, optimizer: str) -> str:

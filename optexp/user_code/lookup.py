@@ -15,6 +15,7 @@ from optexp.errors import ConfigError
 from optexp.schema import suggest
 from optexp.user_code.bound_names import missing
 from optexp.user_code.importing import as_script, import_file, imported, require_file
+from optexp.user_code.named_files import source
 
 
 def find(target: str, key: str) -> Any:
@@ -59,16 +60,6 @@ def require_place(target: str, key: str) -> None:
 
 def _no_module(asked: str, name: str | None) -> str:
     return f"{asked}: there is no module {name!r} here; start in the folder that holds it, or set PYTHONPATH"
-
-
-def source(target: str) -> Path | None:
-    """The file that `find` would import, found without an import; None where it is no plain file."""
-    place = target.rpartition(":" if ":" in target else ".")[0]
-    if place.endswith(".py"):
-        return Path(place).expanduser()
-    modules = [Path(folder, *place.split(".")) for folder in sys.path]
-    files = (file for module in modules for file in (module / "__init__.py", Path(f"{module}.py")))
-    return next((file for file in files if file.is_file()), None)
 
 
 def _import(name: str, asked: str) -> ModuleType:

@@ -95,7 +95,7 @@ def run(path: Path, arguments: Sequence[str]) -> Reached:
     sys.argv = [str(path), *arguments]
     if str(script.path.parent) not in sys.path:
         sys.path.insert(0, str(script.path.parent))
-    with stopping_at(script.at_mark), _no_signals():
+    with stopping_at(script.at_mark) as made, _no_signals():
         script.start()
         script.stopped.wait()
     if isinstance(script.error, SystemExit):
@@ -103,6 +103,11 @@ def run(path: Path, arguments: Sequence[str]) -> Reached:
         raise ConfigError(f"{path} ended by sys.exit before its mark{f': {said}' if said else ''}") from None
     if script.error is not None:
         raise script.error
+    if script.reached is None and made:
+        raise ConfigError(
+            f"{made[0]} calls optexp.steps, and no loop went over what it returns: write it into the loop, as in"
+            " `for batch in optexp.steps(loader, model=model, optimizer=optimizer):`"
+        )
     if script.reached is None:
         raise ConfigError(
             f"{path} ran to its end and reached no mark: mark its loop, as in"

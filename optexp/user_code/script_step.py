@@ -19,6 +19,7 @@ from optexp.program import Batch, Outputs, Program, flatten
 from optexp.python_state.variables import Place, attributes, places, users
 from optexp.user_code.drawn_alike import seeded
 from optexp.user_code.marked_loop import ITEMS
+from optexp.user_code.misplaced_mark import misplaced
 from optexp.user_code.script_run import Reached
 from optexp.user_code.train_step import Model, Optimizer
 
@@ -69,7 +70,8 @@ class Body:
         with self._held(model, optimizer), self.reached.ambient.again(), self._drawing(model):
             found = self.reached.function(items)
         if optimizer is not None and not optimizer.steps and not self.holders[1]:
-            raise NoReference(UNHELD)
+            learns = any(parameter.grad is not None for parameter in optimizer.parameters)
+            raise NoReference(UNHELD if learns else misplaced(self.reached, 0))
         return self._results(found, model)
 
     def _drawing(self, model: Any) -> AbstractContextManager[None]:

@@ -67,6 +67,7 @@ class TrainStep:
     model:  the model as the function sees it
     met:    programs whose first step has shown that it leaves values in gradients, or drops them whole
     beginning: what a call finds in gradients
+    miscounted: says what is wrong where a call makes so many optimizer steps, not 1; None: of a function
     """
 
     function: Callable[..., Any]
@@ -74,6 +75,7 @@ class TrainStep:
     model: Callable[[Program, Optimizer], Any] = lambda program, optimizer: Model(program, optimizer)
     met: WeakSet[torch.nn.Module] = field(default_factory=WeakSet, compare=False)
     beginning: Beginning = field(default_factory=Beginning, compare=False)
+    miscounted: Callable[[int], str] | None = field(default=None, compare=False)
 
     @cached_property
     def replays(self) -> bool:
@@ -107,13 +109,15 @@ class TrainStep:
                 " with a smaller scale (init_scale=)"
             )
         if optimizer.steps != 1:
-            how = ", in replays of CUDA graphs too," if self.replays else ""
-            raise NoReference(
-                f"train_step called optimizer.step(){how} {optimizer.steps} times: a call must be one whole optimizer"
-                " step (accumulate over parts of the batch inside it; at a mark, every=4 takes four iterations,"
-                " and a loop must go on for any number of steps)"
-            )
+            raise NoReference(self.miscounted(optimizer.steps) if self.miscounted else self._not_one(optimizer.steps))
         return self._outputs(result)
+
+    def _not_one(self, steps: int) -> str:
+        how = ", in replays of CUDA graphs too," if self.replays else ""
+        return (
+            f"train_step called optimizer.step(){how} {steps} times: a call must be one whole optimizer step"
+            " (accumulate over parts of the batch inside it)"
+        )
 
     def _begin(self, program: Program, optimizer: Optimizer) -> None:
         """Let parameters have the gradients that a call finds."""

@@ -24,7 +24,8 @@ from optexp.user_code.described_input import Input, draw, names_of
 from optexp.user_code.hugging_face import inputs_of, may_describe_itself, with_config
 from optexp.user_code.importing import import_file, require_file
 from optexp.user_code.listing import Spelled
-from optexp.user_code.lookup import find, models_in, require_place, source, spelled
+from optexp.user_code.lookup import find, models_in, require_place, spelled
+from optexp.user_code.named_files import source
 from optexp.user_code.objects import with_objects
 from optexp.user_code.parts import Parts
 from optexp.user_code.patched import defined_in, user_file

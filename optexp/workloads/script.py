@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -27,6 +27,7 @@ from optexp.user_code.find_marks import require_mark
 from optexp.user_code.given_batches import GivenBatches
 from optexp.user_code.importing import require_file
 from optexp.user_code.left_gradients import follow, learn
+from optexp.user_code.misplaced_mark import misplaced
 from optexp.user_code.parts import Parts
 from optexp.user_code.script_batches import BatchForm
 from optexp.user_code.script_run import Reached, run
@@ -214,16 +215,17 @@ class Script(Workload):
     def _program(
         self, body: Body, model: nn.Module, optimizer: Any, device: torch.device, dtype: torch.dtype
     ) -> ScriptProgram:
-        unpack = self.form.unpack
         return ScriptProgram(
             model=model,
-            step=TrainStep(body, unpack, ScriptModel, beginning=self.beginning)
-            if self.learns
-            else Inference(body, unpack),
+            step=self._train_step(body) if self.learns else Inference(body, self.form.unpack),
             feed=self.feed(device, dtype),
             optimizer=optimizer,
             step_state=self._tracked(optimizer),
         )
+
+    def _train_step(self, body: Body) -> TrainStep:
+        told = partial(misplaced, self.reached)
+        return TrainStep(body, self.form.unpack, ScriptModel, beginning=self.beginning, miscounted=told)
 
     def _try_first(self, program: Program, batch: Batch, had: Mapping[str, Tensor]) -> None:
         if isinstance(program.step, TrainStep):

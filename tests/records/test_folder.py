@@ -39,6 +39,10 @@ def test_a_disk_that_refuses_is_one_sentence(tmp_path: Path, monkeypatch: pytest
     assert refusal(ValueError()) is None
     assert refusal(OSError(errno.EACCES, "no")) is None  # of no file
     assert refusal(OSError(errno.ENOSPC, "No space left on device")) is not None
+    with pytest.raises(ConfigError, match=r"cannot write /proc/sys/x: /proc/sys is not writable; name another folder"):
+        claim(Path("/proc/sys/x"))
+    with pytest.raises(ConfigError, match=r"cannot write /proc/x: No such file or directory; name another folder"):
+        claim(Path("/proc/x"))  # of no size, which is not full
     monkeypatch.setattr(folder, "LEAST_BYTES", 2**70)
     with pytest.raises(ConfigError, match=r"its disk has .* left"):
         claim(tmp_path / "not" / "there")

@@ -12,15 +12,20 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 
+from optexp.comparison.recorder import Recorder, silent
 from optexp.config import Tracking, experiment, search_path
 from optexp.errors import TrackingError
 from optexp.reporting import logged, tracking
+from optexp.reporting.terminal import Progress
 from optexp.result import ArmSummary, Result, Verdict
+from optexp.support.stopwatch import Stopwatch
 from optexp.workloads.mlp import Mlp
 
 RESULTS = {path.stem.upper(): Result.read(path) for path in (Path(__file__).parents[1] / "results").glob("*.json")}
@@ -239,6 +244,27 @@ def test_a_server_that_is_away_costs_one_short_sentence() -> None:
     with pytest.raises(TrackingError) as caught:
         tracking.start(Tracking(uri="http://127.0.0.1:9"), "example")  # nobody listens on the port to discard
     assert str(caught.value) == "MLflow store http://127.0.0.1:9: the server does not answer"
+
+
+def test_a_server_that_is_away_is_told_at_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_path, "in_sweep", lambda: False)
+    tracked, progress = Tracking(uri="http://127.0.0.1:9"), Progress()
+    result = RESULTS[Verdict.FASTER]
+    experiment = SimpleNamespace(tracking=tracked)
+    session: Any = SimpleNamespace(
+        experiment=experiment, result=result, output=tmp_path, watch=Stopwatch(), progress=progress
+    )
+    begin = time.monotonic()
+    Recorder(session).start()
+    assert time.monotonic() - begin < 3
+    assert capsys.readouterr().err == (
+        "optexp: MLflow store http://127.0.0.1:9: the server does not answer; the run goes on, its record stays, and"
+        f" python -m optexp.sync {tmp_path} sends it later\n"
+    )
+    Recorder(session, silent).start()  # a trial's: its job has said so
+    assert capsys.readouterr().err == ""
 
 
 def test_a_full_disk_costs_one_sentence(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

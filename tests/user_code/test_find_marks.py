@@ -74,6 +74,31 @@ def test_a_mark_may_lie_in_what_the_script_imports(files: dict[str, str], passes
             require_mark(tmp_path / "train.py")
 
 
+MARK = "optexp.steps(tqdm(loader), model=net)"
+
+
+@pytest.mark.parametrize(
+    ("head", "line"),
+    [
+        (f"import optexp\n{MARK}\n", 2),
+        (f"import optexp as o\nmarked = {MARK.replace('optexp', 'o')}\n", 2),
+        (f"import optexp\nloader = {MARK}\n", None),
+        (f"import optexp\n{MARK}\nfor x in {MARK}:\n    pass\n", None),
+        (f"import optexp\nfit({MARK})\n", None),
+    ],
+    ids=["alone", "assigned", "used", "another", "passed-on"],
+)
+def test_a_mark_that_no_loop_goes_over(head: str, line: int | None, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(head + LOOP)
+    if line is None:
+        require_mark(script)
+        return
+    told = f"train.py:{line} calls optexp.steps and no loop goes over what it returns: write line 5 as `for i, "
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        require_mark(script)
+
+
 def test_a_forgotten_mark_is_told_before_anything_runs(
     command_line: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

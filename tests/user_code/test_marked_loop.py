@@ -127,6 +127,7 @@ def given():
     ("body", "message"),
     [
         ("print('done')", "ran to its end and reached no mark"),
+        ("b = optexp.steps([1], model=model)\nb = [b]", "train.py:8 calls optexp.steps, and no loop went over what"),
         ("sys.exit('no data')", "ended by sys.exit before its mark: no data"),
         ("list(optexp.steps([1], model=model))", "the mark is not at a loop"),
         ("for a in zip(optexp.steps([1], model=model)):\n    pass", r"mark all of it, as in optexp.steps\(zip"),

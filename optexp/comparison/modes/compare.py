@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
+
 from optexp.comparison import predictions, textbook
 from optexp.comparison.adjudicate import Facts, adjudicate
 from optexp.comparison.after_timing import verify_timed
@@ -20,7 +22,7 @@ from optexp.comparison.physics import drop_beaten, least_us
 from optexp.comparison.profiles import show_where_time_goes
 from optexp.comparison.session import Session
 from optexp.comparison.suggestions import suggestion
-from optexp.errors import Failure
+from optexp.errors import Failure, Unsupported
 from optexp.profiling.explanation import difference, explain
 from optexp.records.profile import Bottleneck
 from optexp.result import Verdict, against_itself
@@ -56,7 +58,9 @@ def _nothing() -> None:
 def compare_once(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> None:
     result = session.result
     for stack in (session.stack, session.baseline):
-        compose(stack)  # raises Unsupported before an arm starts
+        for strategy in compose(stack):  # raises Unsupported before an arm starts
+            if reason := strategy.unsupported_on(torch.device(session.device)):
+                raise Unsupported(f"{strategy.name}: {reason}")
     refuse_company(session)
     candidate = examine(session, session.stack, "candidate", meanwhile)
     # A baseline stack is examined like the candidate, once: a ratio to a wrong or inactive baseline is worthless.
