@@ -181,7 +181,7 @@ def body(result: Result) -> list[RenderableType]:
         return list(_profile(result))
     if result.verdict is Verdict.ERROR:
         return [*_error(result), *trial_tables.tables(result)]
-    if result.verdict.measured and result.search is not None and not result.search.stack:  # there is no candidate
+    if result.verdict.measured and result.search is not None and not result.search.compared:
         return [alone(result), *trial_tables.tables(result), labelled(_remarks(result))]
     if result.verdict.measured:
         return [comparison(result), labelled(_facts(result)), *trial_tables.tables(result)]
