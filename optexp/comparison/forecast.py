@@ -14,7 +14,7 @@ from optexp.equivalence.trajectory import STEPS as FOLLOWED
 from optexp.measurement.machine_load import MachineLoad
 from optexp.measurement.samples import CONTROL_EVERY, LOOK_EVERY
 from optexp.measurement.settings import FEWEST, MeasurementSettings
-from optexp.support.units import duration
+from optexp.support.units import duration, rough
 
 BESIDE_S = 20.0  # beside its measurement, a job is taken to need this for its arms and checks
 LATE = 1.5  # times as long as was said is worth a sentence
@@ -141,8 +141,3 @@ def announcement(
         why = f"a step of the baseline takes {duration(steps.wall_s)}"
         ways.append("a smaller workload takes less")
     return f"this will take about {rough(seconds)}: {why}{'; ' if ways else ''}{', '.join(ways)}"
-
-
-def rough(seconds: float) -> str:
-    """No more digits than an estimate has: 40 s, 6 min."""
-    return f"{max(1, round(seconds / 60))} min" if seconds >= 60 else f"{max(10, round(seconds, -1)):.0f} s"

@@ -14,7 +14,6 @@ from optexp.comparison.forecast import (
     announcement,
     late,
     process_s,
-    rough,
     total_s,
     verification_s,
     welcome,
@@ -25,6 +24,7 @@ from optexp.measurement.machine_load import MachineLoad
 from optexp.measurement.settings import MeasurementSettings
 from optexp.reporting.terminal import Progress
 from optexp.support.stopwatch import Stopwatch
+from optexp.support.units import rough
 
 DEFAULT = MeasurementSettings()
 QUICK = MeasurementSettings(
