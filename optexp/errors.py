@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 FORGED = "Forged"  # Failure.type: a message without the ticket of its question; ends INVALID
+SPENT = "BudgetSpent"  # Failure.type: a worker whose time is over; ends INCONCLUSIVE
 UNTIMED = "Untimed"  # Failure.type: an arm that reports no time; ends INVALID
 
 
@@ -70,7 +71,7 @@ class Unshared(RuntimeError):
 class Failure(Exception):
     """A worker crashed, hung, ran out of memory, or its code raised.
 
-    type:    name of the exception's class in the worker, or "Crash", "Timeout", `FORGED`, `UNTIMED`
+    type:    name of the exception's class in the worker, or "Crash", "Timeout", `FORGED`, `SPENT`, `UNTIMED`
     worker:  name of the process; empty where no process is to blame
     """
 

@@ -80,7 +80,8 @@ def typed(cls: Callable[..., T], values: Mapping[str, Any], key: str = "") -> T:
         try:
             schema[name] = value
         except OmegaConfBaseException:
-            expected = f"one of {_join(choices)}" if choices else _words(hints[name])
+            said = known[name].metadata.get("words") or _words(hints[name])
+            expected = f"one of {_join(choices)}" if choices else said
             raise ConfigError(f"{full}={shown(value)} is not allowed: it must be {expected}") from None
         if choices and schema[name] not in choices:
             raise ConfigError(f"{full}={shown(value)} is not allowed{suggest(value, choices)}")
@@ -160,5 +161,5 @@ def _words(hint: Any) -> str:
     if get_origin(hint) in (Union, types.UnionType):
         return " or ".join(_words(member) for member in get_args(hint))
     if get_origin(hint) in (list, tuple):
-        return f"a list of {_words(get_args(hint)[0])}"
+        return "a list" if get_args(hint)[0] is Any else f"a list of {_words(get_args(hint)[0])}"
     return WORDS.get(hint, getattr(hint, "__name__", str(hint)))

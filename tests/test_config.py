@@ -13,7 +13,8 @@ from omegaconf import OmegaConf
 
 from optexp.config import Experiment, search_path
 from optexp.errors import ConfigError
-from optexp.schema import _dataclass, build, choice, suggest
+from optexp.schema import _dataclass, build, choice, suggest, typed
+from optexp.user_code.described_input import Input
 
 Of = Callable[..., Experiment]
 GROUPS = ("workload", "strategy", "measurement")
@@ -266,3 +267,8 @@ def test_a_long_list_of_names_is_not_a_message():
     names = [f"Layer{number}" for number in range(200)]
     assert suggest("Layr7", names) == " (did you mean Layer7? there are 200)"
     assert suggest("x", names) == " (there are 200)"
+
+
+def test_a_shape_that_is_no_list_is_told_how_one_is_written() -> None:
+    with pytest.raises(ConfigError, match=r"shape=32x128 is not allowed: it must be a list of numbers, as \[32, 128\]"):
+        typed(Input, {"shape": "32x128"}, "workload.inputs[0]")

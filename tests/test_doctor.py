@@ -19,6 +19,7 @@ from optexp.measurement.gpu import Gpu
 from optexp.measurement.machine_load import MachineLoad
 from optexp.measurement.settings import MeasurementSettings
 from optexp.measurement.watchdogs import WATCHDOGS
+from optexp.records.measurement import Control
 from tests.measurement.conftest import gpu, nvml  # noqa: F401
 from tests.measurement.nvml import Nvml
 from tests.measurement.samples import constant, made
@@ -86,6 +87,13 @@ def test_what_had_nothing_to_look_at_is_not_ticked() -> None:
     looked = {watch.name: watch.looked for watch in (watchdog(samples) for watchdog in WATCHDOGS)}
     assert not any(looked[name] for name in ("throttling", "power cap", "foreign processes", "device and wall"))
     assert all(looked[name] for name in ("recompilation", "skipped steps", "modes"))
+
+
+def test_a_control_has_a_size_and_a_skipped_one_no_tick() -> None:
+    skipped = doctor.of_control("known delay", Control("delay", True, True, "skipped: warm caches"))
+    assert str(skipped).startswith("  – ")
+    wide = doctor.of_control("A/A", Control("A/A", True, False, "1.00×", 1.0, 0.9, 1.1))
+    assert "→ differences below 1.10× are INCONCLUSIVE here: a quieter machine" in str(wide)
 
 
 def test_how_long_it_takes_is_said_first() -> None:

@@ -27,7 +27,6 @@ from packaging.version import Version
 from optexp.api import compose
 from optexp.commands.architecture import Architecture, lines
 from optexp.comparison import gpu_lock
-from optexp.comparison.forecast import rough
 from optexp.comparison.measure import measure
 from optexp.comparison.session import Session
 from optexp.config import resolve
@@ -39,11 +38,12 @@ from optexp.measurement.machine_load import MachineLoad
 from optexp.measurement.neighbours import neighbours
 from optexp.measurement.samples import Sample
 from optexp.measurement.watchdogs import WATCHDOGS
+from optexp.records.measurement import Control
 from optexp.reporting.terminal import Progress
 from optexp.result import Verdict
 from optexp.support.nvml_count import count_by_nvml
 from optexp.support.stopwatch import Stopwatch
-from optexp.support.units import percent
+from optexp.support.units import percent, ratio, rough
 from optexp.workers import launching
 
 TESTED = ("2.11", "2.13")  # torch versions
@@ -209,8 +209,7 @@ def trial(device: str, quick: bool) -> Iterator[Finding]:
     samples = timed.samples
     yield equal(samples, session)
     for name, control in timed.controls.items():
-        fix = "differences of this size are INCONCLUSIVE here: a quieter machine, or measurement=rigorous"
-        yield Finding(name, control.ok and (control.found or None), control.text, fix)
+        yield of_control(name, control)
     for watch in (watchdog(samples) for watchdog in WATCHDOGS):
         yield Finding(watch.name, watch.ok or (False if watch.refuses else None), watch.text, checked=watch.looked)
     clocks = {r.sm_mhz for s in samples for pair in s.pairs for r in pair.readings if r.sm_mhz}
@@ -222,6 +221,15 @@ def trial(device: str, quick: bool) -> Iterator[Finding]:
             f"SM at {min(clocks):.0f} to {max(clocks):.0f} MHz while measuring: {held(min(clocks), max(clocks))}",
             f"an administrator holds them: {session.machine.gpu.lock_command(min(clocks))}",
         )
+
+
+def of_control(name: str, control: Control) -> Finding:
+    """A control's line; one that was skipped is not ticked."""
+    size = ratio(control.high / control.estimate) if control.high and control.estimate else ""
+    fix = f"differences below {size} are INCONCLUSIVE here: " if size else ""
+    looked = control.estimate is not None or not control.found
+    fix += "a quieter machine, or measurement=rigorous"
+    return Finding(name, control.ok and (control.found or None), control.text, fix, looked)
 
 
 def held(low: float, high: float) -> str:

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from optexp.commands.parsing import parser_of
 from optexp.errors import TrackingError
 from optexp.records import filenames
-from optexp.reporting import logged, mlflow_store, tracking
+from optexp.reporting import logged, mlflow_store, summary, tracking
 from optexp.result import Result
 from optexp.sweeps import sweep
 
@@ -141,12 +141,12 @@ class Sender:
         config = OmegaConf.load(folder / SWEEP)
         assert isinstance(config, DictConfig)
         tags = {tracking.RECORD: key, sweep.SWEPT: " ".join(config.hydra.overrides.task)}
-        run = held.run if held else tracking.start(self.store, sweep.name(config), tags=tags)
+        run = held.run if held else tracking.start(self.store, sweep.name(config)[: sweep.NAME_LIMIT], tags=tags)
         if note.is_file():
             tags["mlflow.note.content"] = note.read_text()[: logged.TAG_LIMIT]
         ranking = folder / filenames.RANKING
         if ranking.is_file():
-            tags["optexp.verdict"] = sweep.counted(row["verdict"] for row in json.loads(ranking.read_text()))
+            tags["optexp.verdict"] = summary.counted(row["verdict"] for row in json.loads(ranking.read_text()))
         run.log_batch(tags=tags)
         run.log_files(folder)
         run.finish()

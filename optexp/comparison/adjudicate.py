@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import log
 
-from optexp.errors import FORGED, UNTIMED
+from optexp.errors import FORGED, SPENT, UNTIMED
 from optexp.measurement import statistics
 from optexp.records.measurement import Measurement
 from optexp.records.trials import Trial
@@ -21,6 +21,7 @@ ENDINGS = {  # by the class of the exception that ended a comparison; any other 
     "NoReference": Verdict.UNVERIFIED,
     "Distrusted": Verdict.INVALID,
     FORGED: Verdict.INVALID,
+    SPENT: Verdict.INCONCLUSIVE,
     UNTIMED: Verdict.INVALID,
 }
 
@@ -61,7 +62,7 @@ class Exhausted:
         """
         last = {trial.change: trial for trial in trials}.values()
         undecided = (t.gain for t in last if t.verdict is Verdict.INCONCLUSIVE)
-        gains = any(gain and (gain.high is None or gain.high >= 1 + min_gain) for gain in undecided)
+        gains = any(gain is None or (gain.high is None or gain.high >= 1 + min_gain) for gain in undecided)
         return cls([trial.verdict for trial in last], gains)
 
 
@@ -71,6 +72,7 @@ class Facts:
 
     problem:    the exception that ended it
     exhausted:  a search that kept nothing
+    not_anew:   why a search's winner was not measured anew; empty where it was
     examined:   the candidate, and a baseline that is a stack itself
     untimed:    nothing is to be timed (`verify=only`)
     itself:     both arms are the same program
@@ -78,6 +80,7 @@ class Facts:
 
     problem: Problem | None = None
     exhausted: Exhausted | None = None
+    not_anew: str = ""
     examined: list[Examined] = field(default_factory=list)
     untimed: bool = False
     measurement: Measurement | None = None
@@ -116,6 +119,7 @@ def facts_of(result: Result) -> Facts:
     return Facts(
         problem=result.error,
         exhausted=Exhausted.of(result.trials, min_gain) if searched and not searched.stack else None,
+        not_anew=searched.not_anew if searched else "",
         examined=examined,
         untimed=result.config.get("verify") == "only",
         measurement=result.measurement,
@@ -188,6 +192,10 @@ def verified(facts: Facts) -> Decision | None:
     return Decision(Verdict.VERIFIED) if facts.untimed and facts.examined else None
 
 
+def not_anew(facts: Facts) -> Decision | None:
+    return Decision(Verdict.INCONCLUSIVE, facts.not_anew) if facts.not_anew else None
+
+
 def textbook(facts: Facts) -> Decision | None:
     """A measurement of the usual kind decides nothing."""
     found = facts.measurement.textbook if facts.measurement else None
@@ -245,6 +253,7 @@ RULES: tuple[Callable[[Facts], Decision | None], ...] = (
     undecided,
     distrusted,
     verified,
+    not_anew,
     textbook,
     unproven,
     refused,

@@ -34,6 +34,8 @@ def decide(result: Result, verdict: Verdict, goal: Goal, promise: Contract, kept
     stay = "Keep the baseline" if against == "baseline" else f"Keep {against}"
     if not kept:
         return Choice(False, f"{stay}: {_none(result, goal)}{_unmet(result, goal)}.")
+    if not result.measurement and verdict is Verdict.INCONCLUSIVE:
+        return Choice(False, f"{result.label} is the best so far, and was not measured anew: the budget was spent.")
     if reason := _lost(result, verdict, goal):
         return Choice(
             False, f"{stay}: the search kept {result.label}, and measured anew {reason}{_unmet(result, goal)}."

@@ -14,7 +14,7 @@ from optexp.equivalence.trajectory import STEPS as FOLLOWED
 from optexp.measurement.machine_load import MachineLoad
 from optexp.measurement.samples import CONTROL_EVERY, LOOK_EVERY
 from optexp.measurement.settings import FEWEST, MeasurementSettings
-from optexp.support.units import duration
+from optexp.support.units import duration, rough
 
 BESIDE_S = 20.0  # beside its measurement, a job is taken to need this for its arms and checks
 LATE = 1.5  # times as long as was said is worth a sentence
@@ -59,7 +59,9 @@ def guess(experiment: Experiment, slowdown: float = 1.0) -> tuple[float, str]:
         return beside_s, "a guess"
     each_s = experiment.measurement.budget_s + beside_s
     if experiment.mode == "auto":
-        return experiment.auto.budget_s + each_s, "the search's time budget"
+        trials = experiment.auto.trials
+        most_s = (trials + 1) * each_s + beside_s if trials else experiment.auto.budget_s
+        return min(experiment.auto.budget_s, most_s), "the search's time budget"
     if experiment.mode == "ablate":
         count = 1 + len(subsets([strategy.label for strategy in experiment.strategies]))
         return count * each_s, f"the preset's time budget, {count} times"
@@ -72,7 +74,9 @@ def welcome(experiment: Experiment, load: MachineLoad) -> tuple[float, str]:
     seconds = guess(experiment, load.slowdown)[0]
     open_end = experiment.measurement.processes_max > experiment.measurement.processes_min
     ends = experiment.mode == "compare" and experiment.verify != "only" and open_end
-    parts = f"about {rough(seconds)}", load.text, "it ends earlier when it is precise" if ends else ""
+    searched = experiment.mode == "auto" and seconds >= experiment.auto.budget_s
+    how_long = f"at most {duration(seconds)} (auto.budget)" if searched else f"about {rough(seconds)}"
+    parts = how_long, load.text, "it ends earlier when it is precise" if ends else ""
     return seconds, "; ".join(filter(None, parts))
 
 
@@ -137,8 +141,3 @@ def announcement(
         why = f"a step of the baseline takes {duration(steps.wall_s)}"
         ways.append("a smaller workload takes less")
     return f"this will take about {rough(seconds)}: {why}{'; ' if ways else ''}{', '.join(ways)}"
-
-
-def rough(seconds: float) -> str:
-    """No more digits than an estimate has: 40 s, 6 min."""
-    return f"{max(1, round(seconds / 60))} min" if seconds >= 60 else f"{max(10, round(seconds, -1)):.0f} s"

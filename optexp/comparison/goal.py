@@ -141,16 +141,18 @@ class Budget:
     seconds: float
     trials: int | None = None
 
-    def spent(self, seconds: float, trials: int, last_s: float = 0.0) -> str:
+    def spent(self, seconds: float, trials: int, trial_s: float = 0.0, last_s: float = 0.0) -> str:
         """Why no further trial starts; empty where one may.
 
         Args:
+            trial_s: Expected seconds of the trial.
             last_s: Expected seconds of the winner's last measurement.
         """
         if self.trials is not None and trials >= self.trials:
             return f"the budget of {self.trials} trial{'s' if self.trials > 1 else ''} was spent"
         if seconds >= self.seconds:
             return f"the budget of {duration(self.seconds)} was spent"
-        if seconds + last_s >= self.seconds:
-            return f"the rest of the budget of {duration(self.seconds)} holds no trial beside the last measurement"
+        if seconds + trial_s + last_s >= self.seconds:
+            beside = " beside the last measurement" if last_s else ""
+            return f"the rest of the budget of {duration(self.seconds)} holds no trial{beside}"
         return ""

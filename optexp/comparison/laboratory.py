@@ -18,17 +18,15 @@ from optexp.comparison.search import Proposal, Survey, why
 from optexp.comparison.session import Session, alongside
 from optexp.comparison.suggestions import installed
 from optexp.comparison.trials import Trials
-from optexp.errors import Failure
+from optexp.errors import SPENT, Failure
 from optexp.measurement.settings import MeasurementSettings
 from optexp.profiling.view import View
 from optexp.records.profile import Bottleneck
 from optexp.records.trials import Trial, Untried
 from optexp.strategy import Composed, Strategy, compose
-from optexp.support.units import duration
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 
-LEAST_S = 60.0  # least time-out of a trial's process
 USELESS = "the profiled program leaves it nothing to gain"
 
 
@@ -42,7 +40,9 @@ class Bench:
 
     def __init__(self, session: Session, asked: Sequence[Strategy], meanwhile: Callable[[], None]) -> None:
         self.session, self.asked, self.meanwhile = session, asked, meanwhile
-        self.trials, self.begin, self.rounds, self.longest_s = Trials(session), time.monotonic(), 0, 0.0
+        self.trials, self.rounds = Trials(session), 0
+        self.begin_s = session.watch.begin + session.watch.seconds.get("wait", 0.0)  # imports count, waits do not
+        self.brief_s = self.full_s = 0.0  # seconds of the longest brief trial, and of the longest other one
         self.verified = set[tuple[str, ...]]()  # labels of stacks that a trial has measured
         self.known: KnownBaseline | None = None  # the stack that was profiled last, if it is one of them
         self.refused = set[str]()  # changes of the stack that was profiled last that are UNSUPPORTED
@@ -50,13 +50,20 @@ class Bench:
         self.limits: dict[str, list[Bottleneck]] = {}  # by change: of the stack that its last trial measured
         self.settings = session.settings
         self.brief = brief(self.settings)
+        session.pool.until_s = self.begin_s + session.experiment.auto.budget_s
 
     def spent_s(self) -> float:
-        return time.monotonic() - self.begin
+        return time.monotonic() - self.begin_s
+
+    def trial_s(self) -> float:
+        """The seconds of the longest trial of the next one's kind."""
+        return self.full_s if self.brief is None else self.brief_s
 
     def last_s(self) -> float:
-        """The seconds of the longest measured trial, by which the next one is expected."""
-        return self.longest_s
+        """The seconds of the longest trial by the job's own measurement, or what a brief one tells of it."""
+        if self.full_s or self.brief is None or not self.brief_s:
+            return self.full_s
+        return self.brief_s + self.settings.budget_s - self.brief.budget_s
 
     # --- survey --------------------------------------------------------------------------------------------------
 
@@ -163,17 +170,24 @@ class Bench:
         return Proposal(f"{proposal.change}+{found.change}", found.stack, why=limit)
 
     def _trial(self, proposal: Proposal, against: Sequence[Strategy], settings: MeasurementSettings) -> Trial:
-        left_s = max(self.session.experiment.auto.budget_s - self.spent_s() - self.last_s(), LEAST_S)
+        kept, full = self.rounds > 1, settings is self.settings
+        until_s = self.begin_s + self.session.experiment.auto.budget_s - (self.last_s() if kept else 0.0)
         trial, result = self.trials.compare(
-            proposal.stack, against, settings, details=False, known_baseline=self.known, most_s=left_s
+            proposal.stack,
+            against,
+            settings,
+            details=False,
+            known_baseline=self.known,
+            until_s=until_s,
+            longer=full and self.brief is not None,
         )
         self.limits[proposal.change] = result.profile.bottlenecks
-        if trial.verdict.measured:
+        if result.error is not None and result.error.type == SPENT:
+            trial = replace(trial, reason=f"auto.budget was spent{' but for the last measurement' if kept else ''}")
+        elif trial.verdict.measured:
             self.verified.add(tuple(Composed(proposal.stack).labels))
-            self.longest_s = max(self.longest_s, trial.seconds)
-        late = result.error is not None and result.error.type == "Timeout"
-        if late and left_s < self.session.experiment.timeout_s:
-            trial = replace(trial, reason=f"it needs longer than the {duration(left_s)} that auto.budget left for it")
+            self.full_s = max(self.full_s, trial.seconds if full else 0.0)
+            self.brief_s = max(self.brief_s, 0.0 if full else trial.seconds)
         return replace(trial, change=proposal.change, predicted=proposal.bound, why=proposal.why)
 
 

@@ -56,7 +56,7 @@ def check_odd_sizes(case: Case, workload: Workload, found: Verification, watch: 
     workload: the same with other sizes
     """
     session, own = case.session, asdict(case.session.workload)
-    sizes = ", ".join(f"{key}={value}" for key, value in asdict(workload).items() if value != own[key])
+    sizes = ", ".join(_called(key, value) for key, value in asdict(workload).items() if value != own[key])
     with session.working("verification", f"at {sizes}"):
         arms = OddArms.start(case, workload)
         try:
@@ -78,3 +78,8 @@ def check_odd_sizes(case: Case, workload: Workload, found: Verification, watch: 
     else:
         found.ok, found.failures, found.worst, found.gates = False, there.failures, there.worst, there.gates
         found.headline = f"at {sizes}: {there.headline}"
+
+
+def _called(key: str, value: object) -> str:
+    """A size in words: tokens=7, odd batch."""
+    return key.replace("_", " ") if value is True else f"{key}={value}"

@@ -75,17 +75,23 @@ def run(
 
 
 def run_beside(
-    job: Session, experiment: Experiment, output: Path, progress: Progress, known_baseline: KnownBaseline | None = None
+    job: Session,
+    experiment: Experiment,
+    output: Path,
+    progress: Progress,
+    known_baseline: KnownBaseline | None = None,
+    until_s: float = float("inf"),
 ) -> Result:
     """One comparison of a job that makes several, on the device that the job holds; the job shows it with all others.
 
     Args:
         known_baseline: That an earlier comparison of the job verified.
+        until_s: Time of `time.monotonic` at which it is cut.
     """
     output.mkdir(parents=True, exist_ok=True)
     (output / filenames.RESULT).unlink(missing_ok=True)
     session = Session(experiment, job.device, output, Stopwatch(), progress)
-    session.work, session.known_baseline = job.work, known_baseline
+    session.work, session.known_baseline, session.pool.until_s = job.work, known_baseline, until_s
     parent = job.result.environment.get("mlflow_run")
     with Recorder(session, silent, parent) as recorder:
         perform(session, recorder)

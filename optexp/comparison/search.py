@@ -63,6 +63,9 @@ class Laboratory(Protocol):
     def spent_s(self) -> float:
         """Seconds since the search began."""
 
+    def trial_s(self) -> float:
+        """Seconds that the next trial will take, as far as earlier ones tell."""
+
     def last_s(self) -> float:
         """Seconds that measuring the winner anew will take, as far as trials tell."""
 
@@ -145,8 +148,9 @@ class _Loop:
 
     def _spent(self) -> str:
         """Why no trial starts; empty where one may."""
-        laboratory = self.laboratory
-        return self.budget.spent(laboratory.spent_s(), len(self.found.trials), laboratory.last_s())
+        laboratory, kept = self.laboratory, any(trial.kept for trial in self.found.trials)
+        last_s = laboratory.last_s() if kept else 0.0
+        return self.budget.spent(laboratory.spent_s(), len(self.found.trials), laboratory.trial_s(), last_s)
 
     def _not_worth(self, proposal: Proposal) -> str:
         """Why a proposal is not tried; empty where it is."""
@@ -159,6 +163,14 @@ class _Loop:
                 return "rejected in an earlier round, and no more is predicted now"
         return self.goal.hopeless(bound)
 
+    def _goes_on(self, trial: Trial) -> bool:
+        """Whether a quick trial is followed by a longer one: it is in doubt, and there is time.
+
+        What is FASTER already needs the time for its last measurement first.
+        """
+        last_s = self.laboratory.last_s() * (2 if trial.verdict is Verdict.FASTER else 1)
+        return not self.goal.is_clear(trial) and self.laboratory.spent_s() + last_s < self.budget.seconds
+
     def _tried(self, proposal: Proposal) -> bool:
         """Measure a proposal, and go on from its stack where it is kept."""
         found, goal = self.found, self.goal
@@ -166,7 +178,7 @@ class _Loop:
         self.tried[proposal.change] = proposal.bound
         judged, longer = goal.judge(trial, found.gained, final=False), None
         if judged.go_on:
-            longer = None if goal.is_clear(trial) else self.laboratory.thorough(proposal, found.stack)
+            longer = self.laboratory.thorough(proposal, found.stack) if self._goes_on(trial) else None
             if longer is not None:
                 found.trials.append(replace(trial, outcome="measured again"))
                 trial = longer

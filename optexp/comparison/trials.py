@@ -42,20 +42,21 @@ class Trials:
         measurement: MeasurementSettings,
         details: bool = True,
         known_baseline: KnownBaseline | None = None,
-        most_s: float | None = None,
+        until_s: float = float("inf"),
+        longer: bool = False,
     ) -> tuple[Trial, Result]:
         """Verify and measure `stack` against another.
 
         Args:
             details: Profile modules, lines and stacks, too, which only the report shows.
             known_baseline: Of `against`, where an earlier comparison of the job verified it.
-            most_s: Longest answer of a process, where that is less than `timeout_s`.
+            until_s: Time of `time.monotonic` at which the trial is cut.
+            longer: The same stack was measured briefly before.
         """
         session, number = self.session, self.count + 1
         self.count = number
         session.pool.end_workers()  # of this job's own: trials measure alone
         experiment = comparing(session.experiment, stack, against, measurement)
-        experiment.timeout_s = min(experiment.timeout_s, most_s or experiment.timeout_s)
         if not details:
             experiment.profile = replace(experiment.profile, details=False)
         if experiment.replay is not None:
@@ -63,10 +64,12 @@ class Trials:
         folder = session.output / filenames.TRIALS / str(number)
         candidate = Composed(stack)
         write_overrides(session.output, folder, candidate, Composed(against), measurement.preset)
-        progress = Within(session.progress, f"trial {number}", "+".join(candidate.labels) or "baseline")
+        called = "+".join(candidate.labels) or "baseline"
+        called += ", measured again for longer" if longer else ""
+        progress = Within(session.progress, f"trial {number}", called)
         begin = time.monotonic()
         with session.working("trials", f"{number}: {progress.stack}"):
-            result = runner.run_beside(session, experiment, folder, progress, known_baseline)
+            result = runner.run_beside(session, experiment, folder, progress, known_baseline, until_s)
         seconds = round(time.monotonic() - begin, 1)
         return replace(of_result(result, number), folder=f"{filenames.TRIALS}/{number}", seconds=seconds), result
 

@@ -174,11 +174,15 @@ def _require_numbers(inputs: InputSet, quantity: Quantity) -> None:
     if not (inputs.arithmetic.keeps_precision and quantity.found.lost and not inputs.is_family):
         return
     value = quantity.value
-    lost = int((value.isnan() | (~value.isfinite() & quantity.reference.isfinite())).sum())
+    nan, overflown = int(value.isnan().sum()), int((value.isinf() & quantity.reference.isfinite()).sum())
+    lost = nan + overflown
     if 2 * lost > value.numel():
+        both = bool(nan and overflown)
+        what = [f"are NaN{f' ({nan})' * both}"] * bool(nan)
+        what += [f"overflow{f' ({overflown})' * both} where fp64 has numbers"] * bool(overflown)
         raise NoReference(
-            f"{lost} of {value.numel()} elements of the baseline's own {title(quantity.name)} are NaN, or overflow"
-            " where fp64 has numbers, so that a wrong result could not be told from a right one"
+            f"{lost} of {value.numel()} elements of the baseline's own {title(quantity.name)} {' and '.join(what)},"
+            " so that a wrong result could not be told from a right one"
         )
 
 

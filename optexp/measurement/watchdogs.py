@@ -11,7 +11,7 @@ from statistics import correlation, fmean, median, stdev
 from optexp.measurement.gpu import POWER_CAP, between
 from optexp.measurement.samples import COLD, MAIN, Sample
 from optexp.records.measurement import About, Severity, Watch
-from optexp.support.units import duration
+from optexp.support.units import duration, ratio
 
 REMARK, UNDECIDES, REFUSES, MACHINE = Severity.REMARK, Severity.UNDECIDES, Severity.REFUSES, About.MACHINE
 FOREIGN, PILED = "foreign processes", "work ahead"
@@ -84,7 +84,9 @@ def ahead_of_steps(samples: Sequence[Sample]) -> Watch:
         if all(s.alone.get(arm) for s in samples)
     }
     ours, theirs = shares.get("candidate", 1.0), shares.get("baseline", 1.0)
-    text = f"a single step of the candidate takes {ours:.2g} of the mean step of a block, of the baseline {theirs:.2g}"
+    text = (
+        f"a single step of the candidate takes {ratio(ours)} the mean step of a block, of the baseline {ratio(theirs)}"
+    )
     ok = ours >= TYPICAL or not ALIKE <= theirs < SLOW_START
     excused = not cores(samples).ok
     text += "" if ok else ", as may be due to other programs" * excused or ": one step computes the results of several"

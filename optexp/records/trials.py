@@ -126,6 +126,7 @@ class Search:
     decision:    one sentence
     ended:       why the search ended
     seconds:     of the search, without the last measurement
+    not_anew:    what the winner gained in its trial, and why it was not measured anew; empty where it was
     yaml:        file with the winner's stack; empty where there is none
     """
 
@@ -136,7 +137,13 @@ class Search:
     ended: str
     seconds: float
     untried: list[Untried] = field(default_factory=list)
+    not_anew: str = ""
     yaml: str = ""
+
+    @property
+    def compared(self) -> bool:
+        """Whether the winner was compared with the baseline at last."""
+        return bool(self.stack) and not self.not_anew
 
 
 def kept(trials: Sequence[Trial]) -> list[Trial]:

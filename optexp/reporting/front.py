@@ -168,7 +168,7 @@ def undecided(result: Result) -> str:
     """What to do after INCONCLUSIVE, by why it is."""
     found = result.speedup
     if any(watch.name == "cores" and not watch.ok for watch in summary.watches(result)):
-        return "Build nothing on this: other programs ran beside it. A machine that does nothing else decides more."
+        return "Build nothing on this: other programs used the cores. Run again on an idle machine."
     if found is None:
         return "Build nothing on this."
     if found.low > 1 or found.high < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -15,8 +16,7 @@ from optexp.support.units import duration, ratio
 WHAT_NOW = {
     Verdict.NOT_ENGAGED: "The strategy ran and changed nothing here: try another one, or its options.",
     Verdict.NOT_EQUIVALENT: "No speedup is shown for a result that is wrong. The report has the worst tensor.",
-    Verdict.UNVERIFIED: "No speedup is shown for a result that could not be checked."
-    " docs/verification.md says what each reason means, and what helps.",
+    Verdict.UNVERIFIED: "No speedup is shown for a result that could not be checked.",
     Verdict.INVALID: "The measurement is not shown.",
 }
 LESS_EXACT = (
@@ -221,7 +221,14 @@ def verified(result: Result) -> str:
     headline, contract = result.equivalence.headline, result.equivalence.contract
     if contract in headline:
         return headline
-    return f"{headline} (contract {contract})" if headline else f"contract {contract}"
+    promised = f"{promise(contract)}: contract {contract}"
+    return f"{headline} ({promised})" if headline else promised
+
+
+def promise(contract: str) -> str:
+    """A contract in words."""
+    allowed = {"BITWISE": "the same bits", "REASSOCIATES": "sums may be in another order"}
+    return allowed.get(contract, "rounding to a lower precision is allowed")
 
 
 def evidence(result: Result) -> list[str]:
@@ -381,6 +388,11 @@ def ranked(results: Iterable[Result]) -> list[Result]:
 def rank(result: Result) -> tuple[float, int]:
     """The key of `ranked`: lower is better."""
     return -(result.speedup.low if result.speedup else 0.0), -list(Verdict).index(result.verdict)
+
+
+def counted(verdicts: Iterable[str]) -> str:
+    """The verdicts of a sweep with their numbers: `2 FASTER, 1 SAME`."""
+    return ", ".join(f"{count} {verdict}" for verdict, count in Counter(verdicts).items())
 
 
 def parts(metrics: Mapping[str, float]) -> list[tuple[str, float]]:

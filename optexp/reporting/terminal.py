@@ -23,7 +23,7 @@ from optexp.reporting import profile_tables, summary, trial_tables
 from optexp.reporting.ranking import RankedRow
 from optexp.reporting.tables import ALARM, COLOURS, frameless, labelled, spaced
 from optexp.result import Result, Verdict
-from optexp.support.units import duration
+from optexp.support.units import rough
 
 if TYPE_CHECKING:
     from optexp.reporting.tracking import Run
@@ -92,7 +92,7 @@ class Progress:
 
     def _to_go(self) -> str:
         left = 0.0 if self.deadline is None else self.deadline - time.monotonic()
-        return f"about {duration(round(left))} to go" if left >= 1 else ""
+        return f"about {rough(left)} to go" if left >= 1 else ""
 
     def stop(self) -> None:
         """Take the line away; what is printed next stands in its place. Harmless when called twice."""
@@ -185,7 +185,7 @@ def body(result: Result) -> list[RenderableType]:
         return list(_profile(result))
     if result.verdict is Verdict.ERROR:
         return [*_error(result), *trial_tables.tables(result)]
-    if result.verdict.measured and result.search is not None and not result.search.stack:  # there is no candidate
+    if result.verdict.measured and result.search is not None and not result.search.compared:
         return [alone(result), *trial_tables.tables(result), labelled(_remarks(result))]
     if result.verdict.measured:
         return [comparison(result), labelled(_facts(result)), *trial_tables.tables(result)]
@@ -291,7 +291,8 @@ def sweep_table(rows: Sequence[RankedRow]) -> RenderableType:
     for column in table.columns:
         column.no_wrap = column.header not in ("workload", "strategy", "note")  # what gives way on a narrow screen
     notes = [] if profiled else [(number.rjust(7), text) for text, number in numbers.items()]
-    return Group(*spaced([table, labelled(notes)]))
+    order = [] if profiled else [Text("the surest gain first", style="dim")]
+    return Group(*order, *spaced([table, labelled(notes)]))
 
 
 SENTENCES = ("why", "verdict", "longest kernel", "where a step goes")  # columns of a study's table

@@ -106,7 +106,8 @@ def headline(result: Result, precision: str, against: str, weakness: str | None)
         estimate, low, high = 1 / estimate, 1 / high, 1 / low
     processes = "one process" if speedup.processes == 1 else f"{speedup.processes} processes"
     if result.measurement and (spread := result.measurement.spread):
-        processes += f"; processes differ by {100 * spread.deviation:.2g} %"
+        known = "as earlier runs on this device differ" if "earlier" in spread.source else "as is usual"
+        processes += f"; the interval allows for {100 * spread.deviation:.2g} % between processes, {known}"
     interval = f"{percent(speedup.confidence)} interval {at_least(low)} to {high:.3g}"
     basis = f"best estimate {ratio(estimate)}, {interval}, {processes}"
     if result.measurement and result.measurement.l2.headline == "cold":
@@ -130,7 +131,7 @@ def headline(result: Result, precision: str, against: str, weakness: str | None)
             if speedup.processes == 1 and not low <= 1 <= speedup.high:
                 closer = f"blocks of one process that scatter so decide nothing, {closer}"
             why = "".join(f"{watch.name}, {watch.text}; " for watch in barking if watch.undecides)
-            closer = "a machine that does nothing else decides more" if crowded else closer
+            closer = "other programs used the cores; run again on an idle machine" if crowded else closer
             text = f"INCONCLUSIVE ({basis}): {why}{closer}"
     if verdict is not Verdict.INCONCLUSIVE:
         text += at_precision(precision, result.equivalence)

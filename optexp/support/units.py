@@ -75,3 +75,8 @@ def _amount(text: str, units: dict[str, float], problem: str) -> float:
     if match is None or match[2] not in units:
         raise ValueError(problem)
     return float(match[1]) * units[match[2]]
+
+
+def rough(seconds: float) -> str:
+    """No more digits than an estimate has: 40 s, 6 min."""
+    return f"{max(1, round(seconds / 60))} min" if seconds >= 60 else f"{max(10, round(seconds, -1)):.0f} s"

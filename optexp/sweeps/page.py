@@ -6,7 +6,6 @@ import csv
 import io
 import os
 import shlex
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, log
@@ -129,11 +128,10 @@ def page(name: str, jobs: Sequence[Job], answer: Answer | None = None) -> Page:
     ranked = [job.row for job in order]
     scale, heat = _Scale.of(ranked), HeatMap.of(ranked)
     claim, tone = (answer.question, "calm") if answer else _claim(ranked)
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in Counter(r.verdict for r in results).items())
     return Page(
         name=name,
         claim=claim,
-        basis=f"{len(results)} jobs: {counts}. {results[0].device_model}.",
+        basis=f"{len(results)} jobs: {summary.counted(r.verdict for r in results)}. {results[0].device_model}.",
         tone=tone,
         checks=checks(results),
         to_do=commands(jobs) or suggestions(jobs),
@@ -150,7 +148,12 @@ def page(name: str, jobs: Sequence[Job], answer: Answer | None = None) -> Page:
 def _claim(ranked: Sequence[RankedRow]) -> tuple[str, str]:
     """The first sentence of a sweep's page, and its colour."""
     best = next((row for row in ranked if row.verdict is Verdict.FASTER), None)
-    return (f"Fastest: {best.label}, at least {best.at_least}", "good") if best else ("Nothing was faster", "warn")
+    if best:
+        return f"Fastest: {best.label}, at least {best.at_least}", "good"
+    if any(row.verdict in (Verdict.SAME, Verdict.SLOWER) for row in ranked):
+        return "Nothing is shown to be faster", "warn"
+    timed = any(row.verdict not in (Verdict.PROFILED, Verdict.VERIFIED) for row in ranked)
+    return f"Nothing {'is decided' if timed else 'was timed'}: {summary.counted(row.verdict for row in ranked)}", "warn"
 
 
 def checks(results: Sequence[Result]) -> list[tuple[bool, str]]:

@@ -14,10 +14,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from optexp.comparison.forecast import BESIDE_S, guess, rough
+from optexp.comparison.forecast import BESIDE_S, guess
 from optexp.config import Experiment, resolve
 from optexp.measurement.machine_load import MachineLoad
 from optexp.records import filenames
+from optexp.support.units import rough
 from optexp.sweeps.check import job_of_a_sweep
 from optexp.sweeps.job import Job
 from optexp.sweeps.start import without_hydra

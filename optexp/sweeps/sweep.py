@@ -7,8 +7,7 @@ import os
 import re
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,11 +86,11 @@ class SweepCallback(Callback):
                 record(results, folder)
                 ranked = ranking.rows(results)
                 corrections.name_apart(config, list(jobs_done.values()), list(found.values()))
-                tags["optexp.verdict"] = counted(result.verdict for result in results)
+                tags["optexp.verdict"] = summary.counted(result.verdict for result in results)
                 console = terminal.output()
                 console.print("", terminal.sweep_table(ranked), "", sep="\n")
                 if study := Study.of(config):
-                    note = answer(study, name(config), folder, console, found)
+                    note = answer(study, name(config)[:NAME_LIMIT], folder, console, found)
                 else:
                     note = overview.markdown(ranked)
                     page.write(name(config), found, folder)
@@ -122,17 +121,12 @@ def begin(config: DictConfig) -> None:
         _parent = _earlier_run(config, kept) if settings.resume else None
         if _parent is None:
             tags = {SWEPT: " ".join(config.hydra.overrides.task), tracking.RECORD: identity(kept.parent)}
-            _parent = tracking.start(config.tracking, name(config), tags=tags)
+            _parent = tracking.start(config.tracking, name(config)[:NAME_LIMIT], tags=tags)
         os.environ[PARENT] = _parent.run_id
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(_parent.run_id)  # for a sweep that continues this one
     except TrackingError as error:
         print(f"optexp: the sweep is not in MLflow: {error}", file=sys.stderr)
-
-
-def counted(verdicts: Iterable[str]) -> str:
-    """`2 FASTER, 1 SAME`: the verdict of a sweep, as MLflow's lists show it."""
-    return ", ".join(f"{count} {verdict}" for verdict, count in Counter(verdicts).items())
 
 
 def identity(folder: Path) -> str:
@@ -292,7 +286,7 @@ def name(config: DictConfig) -> str:
     study = OmegaConf.select(config, "hydra.runtime.choices.experiments")
     typed = (text.lstrip("+") for text in config.hydra.overrides.task)
     swept = [text for text in typed if not text.startswith("tracking.")]
-    return (str(study) if study and study != "null" else " ".join(swept))[:NAME_LIMIT] or "sweep"
+    return (str(study) if study and study != "null" else " ".join(swept)) or "sweep"
 
 
 def _lost(job: Path) -> Result:

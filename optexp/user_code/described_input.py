@@ -23,7 +23,7 @@ class Input:
     name:  of a keyword argument; None is the next position
     """
 
-    shape: list[Any] = field(default_factory=list)
+    shape: list[Any] = field(default_factory=list, metadata={"words": "a list of numbers, as [32, 128]"})
     dtype: str = field(default="float32", metadata={"choices": ("float32", *INTEGERS, "bool")})
     name: str | None = None
     low: float | None = None

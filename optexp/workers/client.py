@@ -11,6 +11,7 @@ import hmac
 import pickle
 import secrets
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,7 +23,7 @@ from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, Typ
 
 import msgspec
 
-from optexp.errors import FORGED, Failure, Unsupported
+from optexp.errors import FORGED, SPENT, Failure, Unsupported
 from optexp.workers import wire
 from optexp.workers.serving import TICKET, Kind, Raised, answer, kill_group
 
@@ -80,6 +81,7 @@ class Worker(Client[A_co]):
     """An object in a process of its own.
 
     timeout_s:  seconds after which a process without an answer is ended
+    until_s:    time of `time.monotonic` after which no answer is awaited; then every call raises
     """
 
     def __init__(
@@ -87,9 +89,11 @@ class Worker(Client[A_co]):
     ) -> None:
         self.launcher, self.pid, self.connection = launcher, pid, connection
         self.name, self.log, self.timeout_s = name, log, timeout_s
+        self.until_s = float("inf")
         self.alive = True
 
     def start(self, method: Callable[Concatenate[A_co, P], R], *args: P.args, **kwargs: P.kwargs) -> Pending[R]:
+        self._refuse_late()
         # A process that has ended raises here; `_receive` meets the closed connection and reports how it ended.
         ticket = secrets.token_bytes(TICKET)
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -98,7 +102,8 @@ class Worker(Client[A_co]):
 
     def _receive(self, method: Callable[..., R], ticket: bytes) -> R:
         try:
-            if not self.connection.poll(self.timeout_s):
+            if not self.connection.poll(max(min(self.timeout_s, self.until_s - time.monotonic()), 0.0)):
+                self._refuse_late()
                 self.close()
                 raise Failure(
                     "Timeout", f"no answer within {self.timeout_s:g} s (timeout_s): ended", self._log_tail(), self.name
@@ -118,6 +123,11 @@ class Worker(Client[A_co]):
             return _opened(method, message[TICKET:], self.name)
         except (msgspec.DecodeError, ValueError) as error:
             self._refuse(f"an answer is not of the type that was asked for ({error})")
+
+    def _refuse_late(self) -> None:
+        if time.monotonic() >= self.until_s:
+            self.close()
+            raise Failure(SPENT, "the time that was left for it is over: ended", worker=self.name)
 
     def _refuse(self, text: str) -> NoReturn:
         self.close()

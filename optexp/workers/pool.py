@@ -48,6 +48,7 @@ class ArmPool:
         preload: Modules of the workload and of all strategies that take long to import.
         caches: Environment variables of compile caches that begin empty.
         homes: Of the arms, where two versions of the user's code are compared.
+        until_s: Time of `time.monotonic` after which no worker's answer is awaited.
     """
 
     device: str
@@ -57,6 +58,7 @@ class ArmPool:
     preload: Iterable[str] = ()
     caches: Mapping[str, str] = field(default_factory=dict)
     homes: Homes | None = None
+    until_s: float = float("inf")
     launchers: dict[tuple[frozenset[tuple[str, str]], Home | None], Launcher] = field(default_factory=dict)
 
     def set_up(
@@ -113,7 +115,9 @@ class ArmPool:
             return InProcess(role(), name)
         self.logs.mkdir(exist_ok=True)
         log = (self.logs / f"{name}.log").resolve()
-        return self.launcher(stack, name).fork(role, name, log, self.timeout_s, self.visible)
+        worker = self.launcher(stack, name).fork(role, name, log, self.timeout_s, self.visible)
+        worker.until_s = self.until_s
+        return worker
 
     def launcher(self, stack: Sequence[Strategy], arm: str = "") -> Launcher:
         """The shared launcher, or one of this comparison's own where an arm needs environment variables or has a home.

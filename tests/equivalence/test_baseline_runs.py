@@ -81,6 +81,11 @@ def test_integers_that_differ_between_runs_are_remembered(judge: Judge, net: typ
     [
         ({"flag/random": torch.tensor(1)}, "draws random numbers even with every dropout at p = 0"),
         ({"out/output": torch.full((8, 10), torch.nan)}, "80 of 80 elements of the baseline's own output are NaN"),
+        ({"out/output": torch.full((8, 10), torch.inf)}, "own output overflow where fp64 has numbers, so that"),
+        (
+            {"out/output": torch.cat([torch.full((4, 10), torch.nan), torch.full((4, 10), torch.inf)])},
+            r"own output are NaN \(40\) and overflow \(40\) where fp64 has numbers",
+        ),
         ({"out/other": torch.zeros(3)}, "float64 gives nothing to compare out/other with"),
     ],
 )

@@ -14,7 +14,6 @@ from optexp.comparison.forecast import (
     announcement,
     late,
     process_s,
-    rough,
     total_s,
     verification_s,
     welcome,
@@ -25,6 +24,7 @@ from optexp.measurement.machine_load import MachineLoad
 from optexp.measurement.settings import MeasurementSettings
 from optexp.reporting.terminal import Progress
 from optexp.support.stopwatch import Stopwatch
+from optexp.support.units import rough
 
 DEFAULT = MeasurementSettings()
 QUICK = MeasurementSettings(
@@ -104,7 +104,8 @@ def test_a_comparison_says_so_when_its_arms_are_set_up(
         (["measurement=quick"], "about 30 s"),
         (["verify=only"], "about 20 s"),
         (["mode=profile"], "about 20 s"),
-        (["mode=auto", "auto.budget=5m"], "about 6 min"),
+        (["mode=auto", "auto.budget=5m"], "at most 5 min (auto.budget)"),
+        (["mode=auto", "auto.budget=30m", "auto.trials=2"], "about 3 min"),
     ],
 )
 def test_a_run_says_at_its_start_how_long_it_takes(
@@ -114,7 +115,8 @@ def test_a_run_says_at_its_start_how_long_it_takes(
     seconds, quiet = welcome(asked, MachineLoad(0.9, 2))
     assert quiet == said
     longer, busy = welcome(asked, MachineLoad(5.0, 2))
-    assert longer == pytest.approx(seconds + 2 * BESIDE_S)
+    jobs = 0 if "auto.budget" in quiet else 4 if asked.mode == "auto" else 1  # each with work that is slowed down
+    assert longer == pytest.approx(seconds + jobs * 2 * BESIDE_S)
     assert "; the machine is busy: 5.0 processes share 2 cores" in busy
 
 

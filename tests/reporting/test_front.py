@@ -95,7 +95,7 @@ def test_the_undecided_is_told_why(low: float, high: float, processes: int, word
     most = front.to_do(replace(result, measurement=Measurement(preset="rigorous")))[0]
     assert "measurement=rigorous" not in most
     disturbed = front.to_do(replace(result, measurement=Measurement(watchdogs=[cores])))[0]
-    assert disturbed.endswith("A machine that does nothing else decides more.")
+    assert disturbed.endswith("Run again on an idle machine.")
 
 
 def test_what_is_right_but_weaker_has_no_green_tick() -> None:

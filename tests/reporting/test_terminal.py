@@ -287,7 +287,7 @@ def test_progress_on_a_terminal_says_how_long_it_may_take() -> None:
         progress.live.refresh()
     text = written(console)
     assert "verification: verifying, 3 of 10" in text
-    assert "about 42 s to go" in text
+    assert "about 40 s to go" in text
 
 
 def test_progress_may_be_stopped_twice() -> None:

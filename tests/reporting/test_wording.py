@@ -35,7 +35,7 @@ def test_durations_have_no_power_of_ten(seconds: float, text: str) -> None:
     [
         (1, True, "measurement=default looks closer"),
         (5, True, "more processes may decide it"),
-        (5, False, "a machine that does nothing else decides more"),
+        (5, False, "other programs used the cores; run again on an idle machine"),
     ],
 )
 def test_what_may_decide_depends_on_what_disturbed(processes: int, free: bool, advice: str) -> None:

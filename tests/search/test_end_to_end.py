@@ -10,8 +10,10 @@ from typing import Any, cast
 
 import pytest
 
+from optexp.comparison.adjudicate import Decision, adjudicate, facts_of
 from optexp.comparison.laboratory import Bench
 from optexp.comparison.search import Proposal
+from optexp.errors import SPENT
 from optexp.records.trials import Trial
 from optexp.result import Problem, Result, Verdict
 
@@ -123,6 +125,22 @@ def nested() -> set[str]:
 
 
 @pytest.mark.usefixtures("net")
+def test_a_winner_that_the_budget_leaves_no_time_for_is_named(
+    command_line: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bench, "last_s", lambda _: 1e6)
+    search = ["mode=auto", "strategy=replace", FAST, "auto.among=[]", "tracking.enabled=false"]
+    assert command_line(*QUICK, *search) == 0
+    found, shown = record(), capsys.readouterr().out
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "not measured anew: the budget of 10 min was spent; its trials showed replace" in found.headline
+    assert found.search is not None
+    assert found.search.stack == found.trials[0].stack
+    assert "is the best so far, and was not measured anew" in shown
+    assert adjudicate(facts_of(found)) == Decision(Verdict.INCONCLUSIVE, found.search.not_anew)
+
+
+@pytest.mark.usefixtures("net")
 def test_a_search_that_keeps_nothing(command_line: Callable[..., int]) -> None:
     assert command_line(*QUICK, "mode=auto", "auto.among=[tf32,cuda_graph]", "tracking.enabled=false") == 4
     found = record()
@@ -180,26 +198,29 @@ def test_a_stack_that_cannot_be_composed_is_still_taken_apart(command_line: Call
     assert "UNSUPPORTED" in found.ablation.cumulative[1].reason
 
 
-def test_a_trial_gets_no_more_than_the_rest_of_the_budget(experiment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the longest one that was measured tells what the last measurement needs."""
-    limits = list[float]()
-    session = SimpleNamespace(experiment=experiment("mode=auto", "auto.budget=300"), settings=None)
-    late = Problem("Timeout", "no answer within 100 s (timeout_s): ended", "", "candidate")
+def test_a_trial_gets_no_more_than_the_rest_of_the_budget(experiment) -> None:
+    """And the longest one that was measured tells what the last measurement needs, for which time is left over."""
+    limits, full = list[float](), experiment("mode=auto", "auto.budget=300").measurement
+    cut = Problem(SPENT, "the time that was left for it is over", "", "candidate")
     ended = [
         (Trial(1, ["amp"], [], Verdict.SAME, seconds=80), None),
-        (Trial(2, ["fusion"], [], Verdict.ERROR, "candidate: no answer", seconds=170), late),
+        (Trial(2, ["fusion"], [], Verdict.INCONCLUSIVE, seconds=170), cut),
     ]
 
-    def compare(*_: object, most_s: float, **__: object) -> tuple[Trial, SimpleNamespace]:
-        limits.append(most_s)
+    def compare(*_: object, until_s: float, **__: object) -> tuple[Trial, SimpleNamespace]:
+        limits.append(until_s)
         trial, error = ended[len(limits) - 1]
         return trial, SimpleNamespace(error=error, profile=SimpleNamespace(bottlenecks=[]))
 
-    bench = Bench.__new__(Bench)
-    bench.session, bench.known, bench.verified, bench.longest_s = cast(Any, session), None, set(), 0.0
-    bench.trials, bench.limits = cast(Any, SimpleNamespace(compare=compare)), {}
-    monkeypatch.setattr(Bench, "spent_s", lambda _: 50.0 + 100 * len(limits))
-    first, second = (bench._trial(Proposal("x", []), [], cast(Any, None)) for _ in range(2))
-    assert limits == [250.0, 70.0]
+    watch = SimpleNamespace(begin=1000.0, seconds={"import": 3.0, "wait": 7.0})
+    asked, pool = experiment("mode=auto", "auto.budget=300"), SimpleNamespace(until_s=float("inf"))
+    session = SimpleNamespace(experiment=asked, settings=full, watch=watch, pool=pool)
+    bench = Bench(cast(Any, session), [], lambda: None)
+    bench.trials = cast(Any, SimpleNamespace(compare=compare))
+    first = bench._trial(Proposal("x", []), [], full)
+    bench.rounds = 2  # a stack was kept
+    second = bench._trial(Proposal("x", []), [], full)
+    assert pool.until_s == 1307.0
+    assert limits == [1307.0, 1227.0]
     assert bench.last_s() == 80
-    assert (first.reason, second.reason) == ("", "it needs longer than the 70 s that auto.budget left for it")
+    assert (first.reason, second.reason) == ("", "auto.budget was spent but for the last measurement")

@@ -28,7 +28,7 @@ class Fake:
     companions: Mapping[str, str] = field(default_factory=dict)
     brief: bool = False
     each_s: float = 1.0
-    trial_s: float = 0.0
+    takes_s: float = 0.0
     asked: list[tuple[str, str]] = field(default_factory=list)
 
     def survey(self, stack: Sequence[Any]) -> Survey:
@@ -72,8 +72,11 @@ class Fake:
     def spent_s(self) -> float:
         return self.each_s * len(self.asked)
 
+    def trial_s(self) -> float:
+        return self.takes_s if self.asked else 0.0
+
     def last_s(self) -> float:
-        return self.trial_s if self.asked else 0.0
+        return self.takes_s if self.asked else 0.0
 
 
 def found(fake: Fake, goal: Goal | None = None, budget: Budget = EVER) -> Searched:
@@ -254,9 +257,9 @@ def test_a_baseline_over_the_limit_may_come_nearer() -> None:
 
 def test_the_budget_holds_the_last_measurement() -> None:
     gains = {"amp": 1.5, "fusion": 1.5, "inplace": 1.5, "pool": 1.5}
-    result = found(Fake(gains, brief=True, each_s=10, trial_s=10), budget=Budget(35))
-    assert names(result) == ["amp", "fusion", "inplace"], "the third trial starts with 15 s left"
-    assert found(Fake(gains, brief=True, each_s=10, trial_s=10), budget=Budget(30)).ended == (
+    result = found(Fake(gains, brief=True, each_s=10, takes_s=10), budget=Budget(35))
+    assert names(result) == ["amp", "fusion"], "the third trial would leave 5 s"
+    assert found(Fake(gains, brief=True, each_s=10, takes_s=10), budget=Budget(30)).ended == (
         "the rest of the budget of 30 s holds no trial beside the last measurement"
     )
 
@@ -279,3 +282,16 @@ def test_a_search_for_less_memory_tries_no_companion_for_time() -> None:
     fake = Fake({"amp": 1.0, "amp+cuda_graph": 4.0}, {"amp": 6.0}, companions={"amp": "cuda_graph"})
     found(fake, Goal(objective="memory"))
     assert [change for _, change in fake.asked] == ["amp"]
+
+
+def test_no_longer_trial_begins_without_time_for_it_and_for_the_last_measurement() -> None:
+    doubtful = {"amp": 1.08}  # FASTER, and not by the least gain
+    assert [preset for preset, _ in _asked(doubtful, Budget(25))] == ["quick"], "10 s, and twice 10 s more"
+    assert [preset for preset, _ in _asked(doubtful, Budget(31))] == ["quick", "default"]
+    assert [preset for preset, _ in _asked({"amp": 1.04}, Budget(25))] == ["quick", "default"], "it may keep nothing"
+
+
+def _asked(gains: Mapping[str, float], budget: Budget) -> list[tuple[str, str]]:
+    fake = Fake(gains, each_s=10, takes_s=10)
+    found(fake, Goal(min_gain=0.05), budget)
+    return fake.asked

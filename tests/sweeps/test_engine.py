@@ -247,3 +247,17 @@ def test_what_workers_could_not_log_the_sweep_logs(tmp_path: Path, monkeypatch: 
 def test_launchers_are_choices() -> None:
     assert {"basic", "joblib", "ray", "slurm"} <= {*search_path.options("hydra/launcher")}
     assert {"steps", "optuna"} <= {*search_path.options("hydra/sweeper")}
+
+
+def test_equal_jobs_run_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    again, twice = [*THREE, ["seed=1"]], Recorded(sweep_config(tmp_path))
+    twice.launch(again, 0)
+    assert twice.starts == {0: 1, 1: 1, 2: 1}
+    assert [folder.name for folder in twice.folders] == ["0", "1", "2", "1"]
+    assert "optexp: 1 job is the same as another: run once" in capsys.readouterr().err
+    resumed = Recorded(sweep_config(tmp_path, resume=True))
+    resumed.launch([*again, ["seed=3"], ["seed=3"]], 0)
+    assert list(resumed.starts.values()) == [1]
+    shown = capsys.readouterr().err
+    assert "optexp: 2 jobs are the same as others: run once" in shown
+    assert "3 jobs are done already, 1 are left" in shown

@@ -153,3 +153,19 @@ def test_pages_fit_a_phone(tmp_path: Path) -> None:
     command = ["chromium", *options, str(tmp_path / "frame.html")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "<title>beyond: 0 0</title>" in done.stdout, done.stdout[:300]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "claim"),
+    [
+        (
+            [Verdict.INCONCLUSIVE, Verdict.UNSUPPORTED, Verdict.INCONCLUSIVE],
+            "is decided: 2 INCONCLUSIVE, 1 UNSUPPORTED",
+        ),
+        ([Verdict.INCONCLUSIVE, Verdict.SAME], "is shown to be faster"),
+        ([Verdict.PROFILED], "was timed: 1 PROFILED"),
+    ],
+)
+def test_a_page_claims_no_more_than_was_decided(verdicts: list[Verdict], claim: str) -> None:
+    jobs = placed(*(job("mlp", f"s{number}", verdict) for number, verdict in enumerate(verdicts)))
+    assert page.page("a sweep", jobs).claim == f"Nothing {claim}"

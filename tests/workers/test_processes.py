@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from optexp.equivalence import process_state
-from optexp.errors import FORGED, Failure, Unsupported
+from optexp.errors import FORGED, SPENT, Failure, Unsupported
 from optexp.support.descent import descendants
 from optexp.workers.client import InProcess, Worker
 from optexp.workers.process import Launcher
@@ -190,6 +190,16 @@ def test_a_hang_ends_at_the_time_limit(launcher: Launcher, tmp_path: Path) -> No
     worker = launcher.fork(Misbehaving, "candidate", tmp_path / "worker.log", timeout_s=0.5)
     with pytest.raises(Failure, match=r"no answer within 0\.5 s"):
         worker.call(Misbehaving.hang)
+    assert launcher.ending(worker.pid) == "killed by SIGKILL"
+
+
+def test_no_answer_is_awaited_when_the_budget_is_spent(launcher: Launcher, tmp_path: Path) -> None:
+    worker = launcher.fork(Misbehaving, "candidate", tmp_path / "worker.log", timeout_s=60)
+    worker.until_s = time.monotonic() + 0.5
+    for _ in range(2):  # whoever passes over the first failure meets it again
+        with pytest.raises(Failure) as caught:
+            worker.call(Misbehaving.hang)
+        assert caught.value.type == SPENT
     assert launcher.ending(worker.pid) == "killed by SIGKILL"
 
 

@@ -5,7 +5,7 @@ profile ──▶ rank ──▶ try: verify, measure ──▶ keep what is FAS
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from optexp.comparison import runner
 from optexp.comparison.adjudicate import Exhausted, Facts, adjudicate
@@ -17,14 +17,14 @@ from optexp.comparison.modes import compare
 from optexp.comparison.search import Searched, search
 from optexp.comparison.session import Session
 from optexp.comparison.suggestions import installed
-from optexp.errors import ConfigError
+from optexp.errors import SPENT, ConfigError, Failure
 from optexp.measurement.statistics import holm
-from optexp.records.trials import Search
+from optexp.records.trials import Search, Trial
 from optexp.reporting.wording import agreeing
 from optexp.result import Verdict
 from optexp.schema import suggest
 from optexp.strategy import Composed
-from optexp.support.units import duration
+from optexp.support.units import at_least, duration
 
 
 def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> None:
@@ -38,20 +38,25 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> None:
     refuse(session)
     goal = Goal.of(settings)
     asked, session.stack = session.stack, Composed([])
-    limit = duration(settings.budget_s)
-    session.progress.phase("search", f"{limit} at most, in which the winner is measured anew, too (auto.budget)")
     bench = Bench(session, asked, meanwhile)
+    session.progress.phase("search", "looking for the best stack, which is measured anew at the end")
     found = search(bench, goal, Budget(settings.budget_s, settings.trials), session.baseline)
     seconds, result = bench.spent_s(), session.result
     result.trials = found.trials
     kept = any(trial.kept for trial in found.trials)
+    in_time = seconds + bench.last_s() < settings.budget_s
     problem: Exception | None = None
     session.choose(found.stack if kept else [])
     if kept:
         try:
-            measure_anew(session, facts, found)
+            if in_time:
+                measure_anew(session, facts, found)
         except Exception as error:  # the search is told all the same
-            problem = error
+            in_time = not (isinstance(error, Failure) and error.type == SPENT)
+            problem = error if in_time else None
+        if not in_time:
+            facts.not_anew = not_anew(found.trials, duration(settings.budget_s))
+            facts.measurement = result.measurement = result.speedup = None
     else:
         facts.exhausted = Exhausted.of(found.trials, settings.min_gain)
     settled = adjudicate(Facts(problem=runner.problem(problem)) if problem else facts)
@@ -64,11 +69,18 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> None:
         ended=found.ended,
         seconds=round(seconds, 1),
         untried=found.untried,
+        not_anew=facts.not_anew,
         yaml=hand_over(session) if choice.use else "",
     )
     result.profile.suggestion = None  # the search has tried it
     if problem:
         raise problem
+
+
+def not_anew(trials: Sequence[Trial], budget: str) -> str:
+    """What is known of a winner that was not measured anew: the gain that each kept trial showed."""
+    gains = [f"{t.change} at least {at_least(t.gain.low)}×" for t in trials if t.kept and t.gain]
+    return f"not measured anew: the budget of {budget} was spent; its trials showed {', then '.join(gains)}"
 
 
 def refuse(session: Session) -> None:

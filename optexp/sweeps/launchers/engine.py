@@ -71,7 +71,12 @@ class Engine(Launcher):
         folder = Path(self.config.hydra.sweep.dir).absolute()
         done = resume.finished(folder) if settings.resume else {}
         composed = self._composed(job_overrides, folder)
-        jobs, taken_over = self._numbered(composed, done, initial_job_idx)
+        once = {job.key: job for job in reversed(composed)}  # of equal jobs the first
+        different = [job for job in composed if once[job.key] is job]
+        if same := len(composed) - len(different):
+            words = "1 job is the same as another" if same == 1 else f"{same} jobs are the same as others"
+            print(f"optexp: {words}: run once", file=sys.stderr)
+        jobs, taken_over = self._numbered(different, done, initial_job_idx)
         places = {job.key: job.folder for job in jobs} | taken_over
         self.folders = [places[job.key] for job in composed]
         if settings.plan:
