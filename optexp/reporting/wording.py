@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from optexp.records.profile import SAME_STEP, ProfileRecord
@@ -93,6 +94,17 @@ def far_off(found: Mapping[str, Sequence[int]], yardstick: str) -> list[str]:
     ]
 
 
+CROWDED = "other programs used the cores; run again on an idle machine"
+SPREAD = re.compile(
+    r"the interval allows for (\S+ %) between processes, as (is usual|earlier runs on this device differ)"
+)
+
+
+def in_earlier_words(text: str) -> str:
+    """A headline as older records say it."""
+    return SPREAD.sub(r"processes differ by \1", text).replace(CROWDED, "a machine that does nothing else decides more")
+
+
 def headline(result: Result, precision: str, against: str, weakness: str | None) -> str:
     """What was measured, the guaranteed end of the interval first.
 
@@ -131,7 +143,7 @@ def headline(result: Result, precision: str, against: str, weakness: str | None)
             if speedup.processes == 1 and not low <= 1 <= speedup.high:
                 closer = f"blocks of one process that scatter so decide nothing, {closer}"
             why = "".join(f"{watch.name}, {watch.text}; " for watch in barking if watch.undecides)
-            closer = "other programs used the cores; run again on an idle machine" if crowded else closer
+            closer = CROWDED if crowded else closer
             text = f"INCONCLUSIVE ({basis}): {why}{closer}"
     if verdict is not Verdict.INCONCLUSIVE:
         text += at_precision(precision, result.equivalence)

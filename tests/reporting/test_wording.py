@@ -3,7 +3,7 @@
 import pytest
 
 from optexp.records.measurement import Measurement, Watch
-from optexp.reporting.wording import headline
+from optexp.reporting.wording import CROWDED, headline, in_earlier_words
 from optexp.result import Result, Speedup, Verdict
 from optexp.support.units import at_least, duration, percent, ratio
 
@@ -28,6 +28,12 @@ def test_ratios_carry_three_digits() -> None:
 )
 def test_durations_have_no_power_of_ten(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_headlines_of_older_records_are_known() -> None:
+    now = f"one process; the interval allows for 5.3 % between processes, as is usual): {CROWDED}"
+    then = "one process; processes differ by 5.3 %): a machine that does nothing else decides more"
+    assert in_earlier_words(now) == then
 
 
 @pytest.mark.parametrize(
