@@ -150,7 +150,7 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "ForgetsWhatIsNotMasked": (own("Masked"), WRONG, "(unmasked)"),
     "MakesNumbersUp": (own("Scored"), WRONG, "output.best"),
     "WithoutClamp": ([*own("Clamped"), *FAMILIES], WRONG, "large inputs"),
-    "OnlyPairsOfRows": ([*own("Linear"), *FAMILIES], WRONG, "at odd_batch=True"),
+    "OnlyPairsOfRows": ([*own("Linear"), *FAMILIES], WRONG, "at odd batch"),
     "ReturnsALazyDict": (GELU, UNTRUSTED, "the dict of outputs"),
     "BackwardOnDemand": ([*MLP, "workload.mode=forward_backward"], UNTRUSTED, "named_parameters"),
     "WorksInReset": (MATMUL, UNTRUSTED, "before a step asks"),
