@@ -50,7 +50,8 @@ TESTED = ("2.11", "2.13")  # torch versions
 # Work of about 0.1 ms that the device alone decides on; where there is no GPU, of as long on a core or two.
 PROBES = {"cuda": ["workload=gelu", "workload.size=4096"], "cpu": ["workload=gelu", "workload.size=256"]}
 ITSELF = "against itself"
-LOOKS_S, BUDGET_S = 10.0, 40.0  # of all but the longer measurement, on a quiet machine; of that measurement
+LOOKS_S = 10.0  # all checks with --quick, on a quiet machine
+BUDGET_S = 40.0  # the measurement without --quick
 MINUTE = [f"measurement.budget_s={BUDGET_S:g}", "measurement.warmup_s=1", "measurement.pairs=20"]
 STEADY = 1.01  # times the lowest clock: the highest, where nobody need care
 SIGNS = {True: "✓", False: "✗", None: "!"}
@@ -258,7 +259,7 @@ def equal(samples: Sequence[Sample], session: Session) -> Finding:
 
 
 def announcement(quick: bool, load: MachineLoad) -> str:
-    """How long all of it takes on the machine as it is, and what takes less."""
+    """Expected duration under the machine's present load, and the shorter command."""
     looks = rough(LOOKS_S * load.slowdown)
     longer = rough(BUDGET_S + LOOKS_S * load.slowdown)
     parts = (f"about {looks if quick else longer}", load.text, "" if quick else f"--quick takes about {looks}")

@@ -1,4 +1,4 @@
-"""How a command ends: its own exit status, a sentence for a mistake, or an interruption."""
+"""Exit status of a command: its own, that of a mistake, or that of an interruption."""
 
 from __future__ import annotations
 

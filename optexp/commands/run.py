@@ -64,7 +64,7 @@ def overrides(arguments: Sequence[str]) -> list[str]:
 
 
 def learns(path: Path) -> bool:
-    """Whether the mark in the script names an optimizer, or may find one; True where the script has no mark itself."""
+    """True if the mark names an optimizer, if it may imply one, or if the script itself has no mark."""
     try:
         tree = ast.parse(path.read_bytes())
     except SyntaxError:  # running it says where

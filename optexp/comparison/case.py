@@ -67,7 +67,7 @@ class Case:
 
     @property
     def moves(self) -> bool:
-        """Whether a step changes the state from which the next one starts."""
+        """True if a step changes the start state of the next step."""
         return self.steps.carries or bool(self.steps.keeps) or self.session.workload.mode == "train"
 
     @property

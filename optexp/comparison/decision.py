@@ -71,7 +71,7 @@ def _lost(result: Result, verdict: Verdict, goal: Goal) -> str:
 
 
 def _fits_at_last(result: Result, goal: Goal) -> bool:
-    """Whether the baseline's peak memory is above the limit, and the winner's is lower than the baseline's."""
+    """True if the baseline exceeds the memory limit and the winner's peak memory is lower."""
     limit, before, after = goal.memory_limit_mib, result.baseline.peak_mib, result.candidate.peak_mib
     return limit is not None and before is not None and after is not None and after < before and before > limit
 
