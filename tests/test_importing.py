@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 import threading
@@ -266,3 +267,15 @@ def test_another_thread_may_import_meanwhile(tmp_path: Path, monkeypatch: pytest
         sys.setswitchinterval(interval)
         for name in [name for name in list(sys.modules) if name.startswith("made_")]:
             del sys.modules[name]
+
+
+def test_a_file_written_again_within_a_second_comes_with_its_new_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    path = tmp_path / "factor.py"
+    for factor in (1, 2):
+        path.write_text(f"FACTOR = {factor}")
+        os.utime(path, (1e9, 1e9))
+        found = import_file(path, "workload.path", anew=True)
+        assert factor == found.FACTOR

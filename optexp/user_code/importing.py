@@ -13,9 +13,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.machinery import SOURCE_SUFFIXES, SourceFileLoader
 from pathlib import Path
 from traceback import extract_tb
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 
 from optexp.errors import ConfigError, first_line
 from optexp.support.random_state import seed_all
@@ -48,6 +49,14 @@ class Imported:
     module: ModuleType
     place: Place
     displaced: list[str]
+
+
+class FromSource(SourceFileLoader):
+    """A loader without bytecode files: one belongs to the time of its source in whole seconds and to its size, so that
+    a file written twice within a second may come with its first code."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 _imported: dict[Path, Imported] = {}
@@ -159,12 +168,14 @@ def _run(place: Place, asked: str) -> ModuleType:
     if not parent and loaded is not None and getattr(loaded, "__file__", None) != str(place.path):
         name = _unlike(name, place.path)  # an installed module has its name
     inside = [str(place.path.parent)] if place.path.stem == "__init__" else None
-    spec = importlib.util.spec_from_file_location(name, place.path, submodule_search_locations=inside)
-    if spec is None or spec.loader is None:
+    if place.path.suffix not in SOURCE_SUFFIXES:
         raise ConfigError(f"{asked} is not a Python file")
+    loader = FromSource(name, str(place.path))
+    spec = importlib.util.spec_from_file_location(name, place.path, loader=loader, submodule_search_locations=inside)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where a DataLoader's workers find its classes
-    spec.loader.exec_module(module)
+    loader.exec_module(module)
     if parent:
         setattr(sys.modules[parent], stem, module)
     return module
