@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from optexp.comparison.goal import FIGURE, Goal
 from optexp.comparison.trials import figures
 from optexp.records.measurement import Cost
-from optexp.reporting import summary
 from optexp.result import Result, Verdict
 from optexp.strategy import Contract
-from optexp.support.units import at_least, duration, ratio
+from optexp.support.units import at_least, duration, joules, mebibytes, ratio
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def _gain(result: Result, verdict: Verdict, goal: Goal, against: str) -> str:
     before, after = goal.figure(figures(result.baseline)), goal.figure(figures(result.candidate))
     if goal.objective == "time" or not before or not after:
         return speed
-    unit = summary.mebibytes if goal.objective == "memory" else summary.joules
+    unit = mebibytes if goal.objective == "memory" else joules
     return f"{FIGURE[goal.objective]} {unit(after)} instead of {unit(before)}, {speed}"
 
 
@@ -93,7 +92,7 @@ def _unmet(result: Result, goal: Goal) -> str:
     arm = result.candidate if result.candidate.peak_mib is not None else result.baseline
     if goal.memory_limit_mib is None or arm.peak_mib is None or arm.peak_mib <= goal.memory_limit_mib:
         return ""
-    peak, limit = summary.mebibytes(arm.peak_mib), summary.mebibytes(goal.memory_limit_mib)
+    peak, limit = mebibytes(arm.peak_mib), mebibytes(goal.memory_limit_mib)
     return f"; its peak memory of {peak} is over the limit of {limit}, and nothing that was tried meets it"
 
 
@@ -110,7 +109,7 @@ def _memory(result: Result) -> str:
     before, after = result.baseline.peak_mib, result.candidate.peak_mib
     if not before or not after or after <= 1.005 * before:
         return ""
-    return f"{ratio(after / before)} the peak memory ({summary.mebibytes(after)})"
+    return f"{ratio(after / before)} the peak memory ({mebibytes(after)})"
 
 
 def _precision(promise: Contract) -> str:

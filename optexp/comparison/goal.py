@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from optexp.config.auto_settings import AutoSettings
 from optexp.records.trials import Figures, Gain, Trial
-from optexp.reporting import summary
 from optexp.result import Verdict
-from optexp.support.units import duration, ratio
+from optexp.support.units import duration, mebibytes, ratio
 
 FIGURE = {"memory": "peak memory", "energy": "energy of a step"}
 
@@ -52,7 +51,7 @@ class Goal:
         """The limits in words."""
         found = []
         if self.memory_limit_mib is not None:
-            found.append(f"peak memory at most {summary.mebibytes(self.memory_limit_mib)}")
+            found.append(f"peak memory at most {mebibytes(self.memory_limit_mib)}")
         if self.objective != "time":
             found.append(f"a step at most {self.max_slowdown:g}× the baseline's")
         return found
@@ -122,11 +121,11 @@ class Goal:
         if after is None:
             return Judgement(False, "rejected: its peak memory is not known")
         if before is not None and before > limit_mib and after * (1 + self.min_gain) <= before:
-            change = f"{summary.mebibytes(before)} → {summary.mebibytes(after)}"
-            return Judgement(True, f"kept: peak memory {change}, towards the limit of {summary.mebibytes(limit_mib)}")
+            change = f"{mebibytes(before)} → {mebibytes(after)}"
+            return Judgement(True, f"kept: peak memory {change}, towards the limit of {mebibytes(limit_mib)}")
         if after > limit_mib:
-            limit = summary.mebibytes(limit_mib)
-            return Judgement(False, f"rejected: its peak memory of {summary.mebibytes(after)} is over {limit}")
+            limit = mebibytes(limit_mib)
+            return Judgement(False, f"rejected: its peak memory of {mebibytes(after)} is over {limit}")
         return None
 
 

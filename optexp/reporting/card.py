@@ -15,7 +15,7 @@ from optexp.records import filenames
 from optexp.reporting import summary
 from optexp.reporting.front import Interval, TimeBar, bars, interval, proposed
 from optexp.result import Result
-from optexp.support.units import duration
+from optexp.support.units import duration, mebibytes, microseconds
 
 HEADING = re.compile(r"# --- (.*?) ?-*$")  # of a section of repro.py
 WIDTH, LINE, LETTERS = 8.0, 0.165, 110  # of the picture in inches, of a line of text, and its letters
@@ -52,8 +52,8 @@ def card(result: Result, folder: Path) -> Card:
         folder: Of the record; the patch and repro.py are read from it.
     """
     before, after = result.baseline, result.candidate
-    step = [summary.microseconds(arm.step_us) for arm in (before, after) if arm.step_us]
-    memory = [summary.mebibytes(arm.peak_mib) for arm in (before, after) if arm.peak_mib]
+    step = [microseconds(arm.step_us) for arm in (before, after) if arm.step_us]
+    memory = [mebibytes(arm.peak_mib) for arm in (before, after) if arm.peak_mib]
     facts = [
         ("Step", " → ".join(step)),
         ("Saved", saved(result)),

@@ -10,7 +10,7 @@ from math import isfinite, log
 from optexp.reporting import summary
 from optexp.reporting.timeline import Tick
 from optexp.result import Result, Verdict
-from optexp.support.units import at_least, ratio
+from optexp.support.units import at_least, microseconds, ratio
 
 WIDTH, HEIGHT, MARGIN = 360, 96, 34  # of the interval, in pixels
 ROOM = 0.12  # beside what is shown, of its logarithm
@@ -118,7 +118,7 @@ def bars(result: Result) -> list[TimeBar]:
     if result.verdict.measured:
         arms.append((result.label if result.strategy else "candidate", result.candidate))
     times = {name: arm.step_us for name, arm in arms if arm.step_us}
-    return [TimeBar(name, summary.microseconds(us), 100 * us / max(times.values())) for name, us in times.items()]
+    return [TimeBar(name, microseconds(us), 100 * us / max(times.values())) for name, us in times.items()]
 
 
 def interval(result: Result) -> Interval | None:

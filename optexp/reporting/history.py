@@ -14,13 +14,13 @@ from optexp.errors import ConfigError
 from optexp.measurement import change_points
 from optexp.measurement.arm_times import Arm, log_time
 from optexp.measurement.change_points import Step
-from optexp.reporting import markdown, matching, summary
+from optexp.reporting import markdown, matching
 from optexp.reporting.recorded import Recorded
 from optexp.reporting.tables import frameless
 from optexp.reporting.titles import flatten, titles
 from optexp.result import Result
 from optexp.schema import shown
-from optexp.support.units import ratio
+from optexp.support.units import microseconds, ratio
 
 NEWEST = 1000  # records that a history reads, at most
 COLUMNS = ("when", "commit", "verdict", "speedup", "time/step>", "step")
@@ -102,7 +102,7 @@ def row(one: Series, record: Recorded) -> list[str]:
         commit(result),
         str(result.verdict),
         f"{ratio(interval.low)} to {ratio(interval.high)}" if interval else "",
-        summary.microseconds(result.candidate.step_us) if result.candidate.step_us else "",
+        microseconds(result.candidate.step_us) if result.candidate.step_us else "",
         f"{step.change:+.1%}" if step else "",
     ]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from optexp.profiling.aten import entry
 from optexp.records.profile import ArmProfile, CallEntry, ModuleEntry, OperatorEntry
-from optexp.reporting import summary
+from optexp.support import units
 
 
 def markdown(title: str, profile: ArmProfile) -> str:
@@ -40,10 +40,10 @@ def _operators(rows: Sequence[OperatorEntry]) -> Iterator[str]:
     names += ["host self", "host share", "host total", "backward", "bytes", "flop", "CUDA function", "entry"]
     yield from _head(names, text=2)
     for row in rows:
-        cells = [f"`{row.name}`", row.category, summary.count(row.calls)]
-        cells += [_us(row.device_self_us), summary.share(row.device_share), _us(row.device_us)] if device else []
+        cells = [f"`{row.name}`", row.category, units.count(row.calls)]
+        cells += [_us(row.device_self_us), units.share(row.device_share), _us(row.device_us)] if device else []
         backward = row.backward_device_us if device else row.backward_host_us
-        cells += [_us(row.host_self_us), summary.share(row.host_share), _us(row.host_us), _us(backward)]
+        cells += [_us(row.host_self_us), units.share(row.host_share), _us(row.host_us), _us(backward)]
         known = entry(row.name)
         cuda = f"[`{known.cuda}`]({known.cuda_url})" if known and known.cuda else ""
         source = [cuda, f"[native_functions.yaml:{known.line}]({known.url})" if known else ""]
@@ -64,7 +64,7 @@ def _modules(rows: Sequence[ModuleEntry]) -> Iterator[str]:
     for row in rows:
         times = row.device_us, row.backward_device_us, row.host_us, row.backward_host_us
         name = f"`{row.name}`" if row.name else "(model)"
-        yield _row([name, row.kind, summary.count(row.calls), summary.share(row.share), *map(_us, times)])
+        yield _row([name, row.kind, units.count(row.calls), units.share(row.share), *map(_us, times)])
     yield ""
 
 
@@ -81,7 +81,7 @@ def _calls(profile: ArmProfile) -> Iterator[str]:
     for row in rows:
         name = f"*{row.name}*" if row.kernel else f"`{row.name}`"
         times = [*([_us(row.device_us)] if device else []), "" if row.kernel else _us(row.host_us)]
-        yield _row(["&nbsp;&nbsp;" * row.depth + name, summary.count(row.calls), *times])
+        yield _row(["&nbsp;&nbsp;" * row.depth + name, units.count(row.calls), *times])
     yield ""
 
 
@@ -95,14 +95,14 @@ def _device(profile: ArmProfile) -> Iterator[str]:
         for row in profile.launches:
             name = f"`{row.name}`" + (" (in a graph)" if row.in_graph else "")
             waves = "" if row.waves is None else f"{row.waves:.3g}"
-            yield _row([name, row.grid, row.block, summary.count(row.calls), waves, _us(row.us), _us(row.launch_us)])
+            yield _row([name, row.grid, row.block, units.count(row.calls), waves, _us(row.us), _us(row.launch_us)])
         yield ""
     if profile.api:
         yield "## CUDA API"
         yield ""
         yield from _head(["function", "calls", "share", "host"], text=1)
         for call in profile.api:
-            yield _row([f"`{call.name}`", summary.count(call.calls), summary.share(call.share), _us(call.us)])
+            yield _row([f"`{call.name}`", units.count(call.calls), units.share(call.share), _us(call.us)])
         yield ""
     if profile.copies:
         yield "## Copies"
@@ -110,12 +110,12 @@ def _device(profile: ArmProfile) -> Iterator[str]:
         yield from _head(["kind", "count", "MiB", "pageable MiB", "device"], text=1)
         for copy in profile.copies:
             sizes = _number(copy.bytes / 2**20), _number(copy.pageable / 2**20)
-            yield _row([copy.kind, summary.count(copy.count), *sizes, _us(copy.us)])
+            yield _row([copy.kind, units.count(copy.count), *sizes, _us(copy.us)])
         yield ""
 
 
 def _us(value: float | None) -> str:
-    return summary.microseconds(value) if value else ""
+    return units.microseconds(value) if value else ""
 
 
 def _number(value: float | None) -> str:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from optexp.equivalence.tensor_math import SPREAD
 from optexp.records.measurement import Measurement
-from optexp.reporting import summary, timeline
+from optexp.reporting import timeline
 from optexp.reporting.timeline import Tick
 from optexp.result import Result
+from optexp.support import units
 
 WIDTH, MARGIN, ROW = 720, 24, 22  # of the strip plot, in pixels
 ERRORS = 180  # height of the plot of errors, in pixels
@@ -67,7 +68,7 @@ def errors(result: Result) -> Errors | None:
         height=ERRORS,
         bottom=bottom,
         lines=lines,
-        exact={name: summary.share(shares[0]) for name, shares in arms.items() if shares[0]},
+        exact={name: units.share(shares[0]) for name, shares in arms.items() if shares[0]},
         ticks=[(x((decade - low) * per_decade), f"1e{decade}") for decade in decades],
     )
 

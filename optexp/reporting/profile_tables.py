@@ -13,7 +13,7 @@ from optexp.records.prediction import Prediction
 from optexp.records.profile import ApiEntry, ArmProfile, Bottleneck, CopyEntry, ModuleEntry, OperatorEntry, TopEntry
 from optexp.reporting import range_tables, summary
 from optexp.reporting.tables import frameless, labelled, spaced
-from optexp.support.units import ratio
+from optexp.support import units
 
 WIDEST = 60  # of a name
 
@@ -47,7 +47,7 @@ def terms(profile: ArmProfile) -> Table:
     """The terms of a step, which add up to one."""
     table = frameless("where a step goes", "share>", "")
     for name, value in summary.parts(profile.metrics):
-        table.add_row(name, summary.share(value), Text("█" * round(30 * value), style="cyan"))
+        table.add_row(name, units.share(value), Text("█" * round(30 * value), style="cyan"))
     return table
 
 
@@ -55,7 +55,7 @@ def of_place(kind: str, place: str, entries: Sequence[TopEntry]) -> Table:
     """Kernels and copies, or operators without those that they called; the share is of all of them."""
     table = frameless(kind, "calls>", f"{place} time>", f"{place} share>")
     for entry in entries:
-        table.add_row(_name(entry.name), summary.count(entry.calls), _us(entry.us), summary.share(entry.share))
+        table.add_row(_name(entry.name), units.count(entry.calls), _us(entry.us), units.share(entry.share))
     return table
 
 
@@ -65,9 +65,9 @@ def operators(entries: Sequence[OperatorEntry]) -> Table:
     device = ["device self>", "device share>"] if on_device else []
     table = frameless("operator", "category", "calls>", *device, "host self>", "host share>")
     for entry in entries:
-        launched = [_us(entry.device_self_us), summary.share(entry.device_share)] if on_device else []
-        host = [_us(entry.host_self_us), summary.share(entry.host_share)]
-        table.add_row(_name(entry.name), entry.category, summary.count(entry.calls), *launched, *host)
+        launched = [_us(entry.device_self_us), units.share(entry.device_share)] if on_device else []
+        host = [_us(entry.host_self_us), units.share(entry.host_share)]
+        table.add_row(_name(entry.name), entry.category, units.count(entry.calls), *launched, *host)
     return table
 
 
@@ -79,8 +79,8 @@ def modules(entries: Sequence[ModuleEntry]) -> Table:
     for entry in entries:
         forward = entry.device_us if on_device else entry.host_us
         backward = entry.backward_device_us if on_device else entry.backward_host_us
-        name, count = _name(entry.name or "(model)"), summary.count(entry.calls)
-        table.add_row(name, entry.kind, count, _us(forward), _us(backward), summary.share(entry.share))
+        name, count = _name(entry.name or "(model)"), units.count(entry.calls)
+        table.add_row(name, entry.kind, count, _us(forward), _us(backward), units.share(entry.share))
     return table
 
 
@@ -88,7 +88,7 @@ def api(entries: Sequence[ApiEntry]) -> Table:
     """Calls of the CUDA API; the share is of all of them."""
     table = frameless("CUDA API", "calls>", "host time>", "share>")
     for entry in entries:
-        table.add_row(_name(entry.name), summary.count(entry.calls), _us(entry.us), summary.share(entry.share))
+        table.add_row(_name(entry.name), units.count(entry.calls), _us(entry.us), units.share(entry.share))
     return table
 
 
@@ -97,7 +97,7 @@ def copies(entries: Sequence[CopyEntry]) -> Table:
     table = frameless("copies", "count>", "MiB>", "pageable MiB>", "device time>")
     for entry in entries:
         sizes = f"{entry.bytes / 2**20:.3g}", f"{entry.pageable / 2**20:.3g}"
-        table.add_row(entry.kind, summary.count(entry.count), *sizes, _us(entry.us))
+        table.add_row(entry.kind, units.count(entry.count), *sizes, _us(entry.us))
     return table
 
 
@@ -105,7 +105,7 @@ def bottlenecks(found: Sequence[Bottleneck]) -> Table:
     """Each bottleneck with its share of the step and its remedies."""
     table = frameless("bottleneck", "share>", "why", "try")
     for bottleneck in found:
-        share, why = summary.share(bottleneck.share), Text(bottleneck.why)
+        share, why = units.share(bottleneck.share), Text(bottleneck.why)
         table.add_row(bottleneck.label, share, why, ", ".join(bottleneck.try_))
     return table
 
@@ -114,7 +114,7 @@ def predictions(found: Sequence[Prediction]) -> Table:
     """Strategies by the most that each alone can gain."""
     table = frameless("strategy", "at most>", "step>", "if")
     for one in found:
-        table.add_row(Text(one.name), ratio(one.speedup), summary.microseconds(one.bound_us), Text(one.text))
+        table.add_row(Text(one.name), units.ratio(one.speedup), units.microseconds(one.bound_us), Text(one.text))
     return table
 
 
@@ -122,7 +122,7 @@ def bounds(found: Sequence[Bound]) -> Table:
     """Lower bounds of the step, each under its assumption."""
     table = frameless("a step at best, if", "time>")
     for bound in found:
-        table.add_row(bound.text, summary.microseconds(bound.us))
+        table.add_row(bound.text, units.microseconds(bound.us))
     return table
 
 
@@ -131,4 +131,4 @@ def _name(text: str) -> Text:
 
 
 def _us(value: float | None) -> str:
-    return "" if value is None else summary.microseconds(value)
+    return "" if value is None else units.microseconds(value)

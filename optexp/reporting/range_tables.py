@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from optexp.records.ranges import LineEntry, RangeEntry, Ranges
-from optexp.reporting import summary
 from optexp.reporting.tables import frameless
+from optexp.support import units
 
 WIDEST = 60  # of a name
 
@@ -32,11 +32,11 @@ def ranges(kind: str, entries: Sequence[RangeEntry]) -> Table:
     for entry in entries:
         launched = [
             _us(entry.device_us, entry.backward_device_us),
-            summary.share(entry.device_share),
-            summary.count(entry.kernels),
+            units.share(entry.device_share),
+            units.count(entry.kernels),
         ]
-        host = [_us(entry.host_us, entry.backward_host_us), summary.share(entry.host_share)]
-        table.add_row(_name(entry.name), summary.count(entry.calls), *(launched if on_device else []), *host)
+        host = [_us(entry.host_us, entry.backward_host_us), units.share(entry.host_share)]
+        table.add_row(_name(entry.name), units.count(entry.calls), *(launched if on_device else []), *host)
     return table
 
 
@@ -47,7 +47,7 @@ def lines(entries: Sequence[LineEntry]) -> Table:
     for entry in entries:
         place = file_of(entry.place, (other.place for other in entries))
         share = entry.device_share if on_device else entry.host_share
-        table.add_row(_name(place), entry.operator, summary.count(entry.calls), summary.share(share))
+        table.add_row(_name(place), entry.operator, units.count(entry.calls), units.share(share))
     return table
 
 
@@ -67,4 +67,4 @@ def _name(text: str) -> Text:
 
 def _us(*values: float | None) -> str:
     known = [value for value in values if value is not None]
-    return summary.microseconds(sum(known)) if known else ""
+    return units.microseconds(sum(known)) if known else ""

@@ -9,7 +9,7 @@ from math import isfinite
 from optexp.reporting import front, summary
 from optexp.reporting.titles import titles
 from optexp.result import Result, Speedup, Verdict
-from optexp.support.units import at_least, ratio
+from optexp.support.units import at_least, mebibytes, microseconds, ratio
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,11 @@ class RankedRow:
 
     @property
     def time(self) -> str:
-        return summary.microseconds(self.step_us) if self.step_us else ""
+        return microseconds(self.step_us) if self.step_us else ""
 
     @property
     def memory(self) -> str:
-        return summary.mebibytes(self.peak_mib) if self.peak_mib else ""
+        return mebibytes(self.peak_mib) if self.peak_mib else ""
 
 
 def rows(results: Sequence[Result]) -> list[RankedRow]:

@@ -16,7 +16,7 @@ from optexp.reporting import card, front, summary
 from optexp.reporting.range_tables import file_of
 from optexp.reporting.sections import SECTIONS, Page
 from optexp.result import Result
-from optexp.support.units import byte_size, duration, ratio, signed_bytes
+from optexp.support.units import byte_size, count, duration, microseconds, ratio, share, signed_bytes
 
 
 def write(result: Result, path: Path) -> None:
@@ -62,10 +62,10 @@ def templates() -> Environment:
     )
     environment.filters |= {
         "duration": duration,
-        "us": summary.microseconds,
+        "us": microseconds,
         "ratio": ratio,
-        "share": summary.share,
-        "count": summary.count,
+        "share": share,
+        "count": count,
         "cell": cell,
         "precise": precise,
         "file": file_of,

@@ -10,7 +10,7 @@ from optexp.records.measurement import About, Control, Cost, Watch
 from optexp.records.verification import Verification
 from optexp.reporting.wording import constant_inputs
 from optexp.result import ArmSummary, Result, Verdict
-from optexp.support.units import duration, ratio
+from optexp.support.units import count, duration, joules, mebibytes, microseconds, rate, ratio, share, watts
 
 # What a person does next where nothing was measured, or what was measured cannot be used.
 WHAT_NOW = {
@@ -402,52 +402,3 @@ def parts(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
         for name, value in metrics.items()
         if name.startswith(PART) and value > 0.0005
     ]
-
-
-# --- units -----------------------------------------------------------------------------------------------------
-
-
-def microseconds(value: float) -> str:
-    return duration(value / 1e6)
-
-
-def mebibytes(value: float) -> str:
-    """1.5 GiB, 412 MiB, 12 KiB, "under 1 KiB", or "none" for 0."""
-    for unit, size in (("GiB", 1024.0), ("MiB", 1.0), ("KiB", 2**-10)):
-        if value >= size:
-            return f"{digits(value / size)} {unit}"
-    return "under 1 KiB" if value > 0 else "none"
-
-
-def joules(value: float) -> str:
-    """1.3 J, 45 mJ, 820 µJ."""
-    for unit, size in (("J", 1.0), ("mJ", 1e-3)):
-        if value >= size:
-            return f"{digits(value / size)} {unit}"
-    return f"{digits(value * 1e6)} µJ"
-
-
-def watts(value: float) -> str:
-    return f"{value:.0f} W"
-
-
-def rate(value: float) -> str:
-    """Samples a second: 342/s, 342 k/s, 2.1 M/s."""
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size:
-            return f"{digits(value / size)} {unit}/s"
-    return f"{digits(value)}/s"
-
-
-def count(value: float) -> str:
-    return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
-
-
-def share(value: float) -> str:
-    """A fraction as a percentage."""
-    return f"{value:.0%}" if value >= 0.0995 or value == 0 else f"{value:.1%}"
-
-
-def digits(value: float) -> str:
-    """Three significant digits, never as a power of ten."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from optexp.records import filenames
 from optexp.records.trials import Gain, kept
-from optexp.reporting import summary
 from optexp.result import Result, Verdict
-from optexp.support.units import ratio
+from optexp.support.units import joules, mebibytes, microseconds, ratio
 
 FIGURES: Mapping[str, tuple[Callable[[float], str], str]] = {  # by objective: how it is shown, and its field
-    "memory": (summary.mebibytes, "peak_mib"),
-    "energy": (summary.joules, "energy_j"),
+    "memory": (mebibytes, "peak_mib"),
+    "energy": (joules, "energy_j"),
 }
 WIDTH, ROW = 7.0, 0.42  # inches, of the picture and of a bar
 
@@ -138,7 +137,7 @@ def _figure(result: Result) -> str:
     """The baseline's."""
     objective = result.search.objective if result.search else "time"
     if objective == "time":
-        return f"{summary.microseconds(result.baseline.step_us)} a step" if result.baseline.step_us else ""
+        return f"{microseconds(result.baseline.step_us)} a step" if result.baseline.step_us else ""
     show, name = FIGURES[objective]
     value = getattr(result.baseline, name)
     return show(value) if value is not None else ""

@@ -53,6 +53,53 @@ def signed_bytes(size: float) -> str:
     return f"{'+' if size > 0 else '−'}{byte_size(abs(size))}"
 
 
+def microseconds(value: float) -> str:
+    """A time in µs as `duration` says it."""
+    return duration(value / 1e6)
+
+
+def mebibytes(value: float) -> str:
+    """Memory in MiB: 1.5 GiB, 412 MiB, 12 KiB, "under 1 KiB", or "none" for 0."""
+    for unit, size in (("GiB", 1024.0), ("MiB", 1.0), ("KiB", 2**-10)):
+        if value >= size:
+            return f"{digits(value / size)} {unit}"
+    return "under 1 KiB" if value > 0 else "none"
+
+
+def joules(value: float) -> str:
+    """1.3 J, 45 mJ, 820 µJ."""
+    for unit, size in (("J", 1.0), ("mJ", 1e-3)):
+        if value >= size:
+            return f"{digits(value / size)} {unit}"
+    return f"{digits(value * 1e6)} µJ"
+
+
+def watts(value: float) -> str:
+    return f"{value:.0f} W"
+
+
+def rate(value: float) -> str:
+    """Samples a second: 342/s, 342 k/s, 2.1 M/s."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{digits(value / size)} {unit}/s"
+    return f"{digits(value)}/s"
+
+
+def count(value: float) -> str:
+    return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
+
+
+def share(value: float) -> str:
+    """A fraction as a percentage."""
+    return f"{value:.0%}" if value >= 0.0995 or value == 0 else f"{value:.1%}"
+
+
+def digits(value: float) -> str:
+    """Three significant digits, never as a power of ten."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def seconds(text: str, key: str) -> float:
     """The seconds of 90s, 10m, 1.5h or 600.
 

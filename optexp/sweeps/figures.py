@@ -10,7 +10,7 @@ from typing import Any
 from optexp.records.profile import ArmProfile
 from optexp.reporting import summary
 from optexp.result import ArmSummary, Result, Verdict
-from optexp.support.units import duration, ratio
+from optexp.support import units
 
 SHOWN_TERMS = 3
 
@@ -142,7 +142,7 @@ def _interval(point: Point) -> str:
     if found is None:
         return ""
     ends = f"{found.low:.3g} to {'∞' if isinf(found.high) else f'{found.high:.3g}'}"
-    return f"undecided, {ends}" if point.undecided else f"{ratio(found.estimate)} ({ends})"
+    return f"undecided, {ends}" if point.undecided else f"{units.ratio(found.estimate)} ({ends})"
 
 
 def _gain(point: Point) -> float | None:
@@ -153,7 +153,7 @@ def _gain(point: Point) -> float | None:
 
 def _beyond_noise(point: Point) -> str:
     gain = _gain(point)
-    return "" if gain is None else f"undecided, {ratio(gain)}" if point.doubtful("gain") else ratio(gain)
+    return "" if gain is None else f"undecided, {units.ratio(gain)}" if point.doubtful("gain") else units.ratio(gain)
 
 
 def _rate(point: Point) -> float | None:
@@ -196,7 +196,7 @@ def _shares(point: Point) -> dict[str, float] | None:
 
 def _largest(shares: Mapping[str, float]) -> str:
     ranked = sorted(shares.items(), key=lambda term: -term[1])[:SHOWN_TERMS]
-    return ", ".join(f"{name} {summary.share(share)}" for name, share in ranked)
+    return ", ".join(f"{name} {units.share(share)}" for name, share in ranked)
 
 
 def _per_second(rate: float) -> str:
@@ -212,21 +212,21 @@ FIGURES: Mapping[str, Figure] = {
     "strategy": Figure("strategy", lambda p: p.result.label),
     "arm": Figure("strategy", lambda p: p.label),
     "step": Figure("step", lambda p: p.step),
-    "step_us": Figure("time/step", lambda p: p.summary.step_us, summary.microseconds, units=TIMES),
-    "device_us": Figure("device time/step", lambda p: p.summary.device_us, summary.microseconds, units=TIMES),
-    "throughput": Figure("throughput", lambda p: p.summary.throughput, summary.rate, units=RATES),
-    "peak_mib": Figure("peak memory", lambda p: p.summary.peak_mib, summary.mebibytes, units=SIZES),
-    "kernels": Figure("kernels/step", lambda p: p.summary.kernels, summary.count),
-    "gpu_busy": Figure("GPU busy", lambda p: p.summary.gpu_busy, summary.share, units=PERCENT),
-    "setup_s": Figure("set-up", lambda p: p.summary.setup_s, duration, units=SETUPS),
-    "speedup": Figure("speedup", _speedup, ratio, _interval, TIMES_AS_FAST),
-    "gain": Figure("× first row", _gain, ratio, _beyond_noise, TIMES_AS_FAST),
+    "step_us": Figure("time/step", lambda p: p.summary.step_us, units.microseconds, units=TIMES),
+    "device_us": Figure("device time/step", lambda p: p.summary.device_us, units.microseconds, units=TIMES),
+    "throughput": Figure("throughput", lambda p: p.summary.throughput, units.rate, units=RATES),
+    "peak_mib": Figure("peak memory", lambda p: p.summary.peak_mib, units.mebibytes, units=SIZES),
+    "kernels": Figure("kernels/step", lambda p: p.summary.kernels, units.count),
+    "gpu_busy": Figure("GPU busy", lambda p: p.summary.gpu_busy, units.share, units=PERCENT),
+    "setup_s": Figure("set-up", lambda p: p.summary.setup_s, units.duration, units=SETUPS),
+    "speedup": Figure("speedup", _speedup, units.ratio, _interval, TIMES_AS_FAST),
+    "gain": Figure("× first row", _gain, units.ratio, _beyond_noise, TIMES_AS_FAST),
     "flops": Figure("products", _rate, _per_second, units=FLOPS),
-    "of_ceiling": Figure("of the measured ceiling", of_ceiling, summary.share, units=PERCENT),
+    "of_ceiling": Figure("of the measured ceiling", of_ceiling, units.share, units=PERCENT),
     "kernel": Figure("longest kernel", _kernel),
     "paid_back": Figure("paid back after steps", _paid_back, _steps),
     "shares": Figure("where a step goes", _shares, _largest, units=PERCENT),
-    "memcpy": Figure("copies that nothing hides", lambda p: p.metrics.get("memcpy"), summary.share, units=PERCENT),
+    "memcpy": Figure("copies that nothing hides", lambda p: p.metrics.get("memcpy"), units.share, units=PERCENT),
     "why": Figure("why", _why),
 }
 

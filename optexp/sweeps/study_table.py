@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from optexp.reporting import summary
 from optexp.reporting.markdown import table as in_markdown
 from optexp.schema import suggest
-from optexp.support.units import ratio
+from optexp.support.units import ratio, share
 from optexp.sweeps.figures import FIGURES, Point, heading, of_ceiling
 from optexp.sweeps.study import Study, between_jobs
 
@@ -68,7 +67,7 @@ def remarks(study: Study, found: Sequence[Point]) -> list[str]:
     highest = max((of_ceiling(point) or 0.0 for point in found), default=0.0)
     if "of_ceiling" in study.columns and highest > OVER:
         sentences.append(
-            f"The measured ceiling is too low, since a product reached {summary.share(highest)} of it: shares of it say"
+            f"The measured ceiling is too low, since a product reached {share(highest)} of it: shares of it say"
             " nothing here. Ceilings are measured once and cached, perhaps while something else ran: remove"
             " calibration-*.json from ~/.cache/optexp and run again on a quiet machine."
         )

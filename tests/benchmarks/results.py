@@ -19,9 +19,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
-from optexp.reporting import summary
 from optexp.result import Result
-from optexp.support.units import at_least, ratio
+from optexp.support.units import at_least, microseconds, ratio
 from optexp.sweeps.study import STEP, Study, completed, points
 from optexp.sweeps.study_table import table
 
@@ -117,9 +116,7 @@ def compared(folders: Sequence[Path]) -> str:
     for folder, result in found:
         overrides = OmegaConf.load(folder / ".hydra" / "overrides.yaml")
         typed = " ".join(str(word).removeprefix("++") for word in overrides)
-        times = [
-            summary.microseconds(arm.step_us) if arm.step_us else "" for arm in (result.baseline, result.candidate)
-        ]
+        times = [microseconds(arm.step_us) if arm.step_us else "" for arm in (result.baseline, result.candidate)]
         cells = [f"`{typed}`", str(result.verdict), *times]
         if speedup := result.speedup:
             interval = f"{speedup.low:.3g} to {speedup.high:.3g}"

@@ -12,6 +12,7 @@ from optexp.records.roofline import Ahead, Phase, PhysicalBound, Roofline, Roofl
 from optexp.reporting import logged, report, roofline_picture, summary
 from optexp.reporting.roofline_picture import picture
 from optexp.result import Result
+from optexp.support import units
 
 FASTER = Path(__file__).parents[1] / "results" / "faster.json"
 CARD = Calibration("card", 4e12, {"float32": 5e13, "tf32": 3e14, "bfloat16": 7e14, "float16": 7.1e14})
@@ -78,7 +79,7 @@ def test_the_report_shows_bound_picture_and_formulas() -> None:
 def test_the_bound_stands_beside_the_measured_time() -> None:
     result = shown_result()
     row = next(row for row in summary.rows(result) if row.name == summary.BOUND)
-    assert row.baseline == f"120 µs ({summary.share(120 / result.baseline.step_us)} reached)"
+    assert row.baseline == f"120 µs ({units.share(120 / result.baseline.step_us)} reached)"
     assert row.candidate == ""
     assert logged.metrics(result)["bound/baseline_us"] == 120
     result.withhold()

@@ -15,6 +15,7 @@ from optexp.records.profile import ArmProfile, ProfileRecord
 from optexp.reporting import ranking, summary, terminal
 from optexp.reporting.titles import titles
 from optexp.result import ArmSummary, Problem, Result, Verdict
+from optexp.support import units
 
 RESULTS = {path.stem.upper(): Result.read(path) for path in (Path(__file__).parents[1] / "results").glob("*.json")}
 CONTROL_CODE = re.compile(r"\x1b|\r")
@@ -234,20 +235,20 @@ def test_jobs_of_a_sweep_are_told_apart_by_what_differs() -> None:
 @pytest.mark.parametrize(
     ("function", "value", "text"),
     [
-        (summary.microseconds, 112.4, "112 µs"),
-        (summary.microseconds, 4210.0, "4.21 ms"),
-        (summary.mebibytes, 412.0, "412 MiB"),
-        (summary.mebibytes, 1023.6, "1024 MiB"),
-        (summary.mebibytes, 1536.0, "1.5 GiB"),
-        (summary.mebibytes, 0.5, "512 KiB"),
-        (summary.mebibytes, 9 / 2**20, "under 1 KiB"),
-        (summary.mebibytes, 0.0, "none"),
-        (summary.rate, 342.0, "342/s"),
-        (summary.rate, 340_500.0, "340 k/s"),
-        (summary.rate, 2.1e6, "2.1 M/s"),
-        (summary.count, 1234.0, "1,234"),
-        (summary.share, 0.0312, "3.1%"),
-        (summary.share, 0.713, "71%"),
+        (units.microseconds, 112.4, "112 µs"),
+        (units.microseconds, 4210.0, "4.21 ms"),
+        (units.mebibytes, 412.0, "412 MiB"),
+        (units.mebibytes, 1023.6, "1024 MiB"),
+        (units.mebibytes, 1536.0, "1.5 GiB"),
+        (units.mebibytes, 0.5, "512 KiB"),
+        (units.mebibytes, 9 / 2**20, "under 1 KiB"),
+        (units.mebibytes, 0.0, "none"),
+        (units.rate, 342.0, "342/s"),
+        (units.rate, 340_500.0, "340 k/s"),
+        (units.rate, 2.1e6, "2.1 M/s"),
+        (units.count, 1234.0, "1,234"),
+        (units.share, 0.0312, "3.1%"),
+        (units.share, 0.713, "71%"),
     ],
 )
 def test_units_are_human(function: object, value: float, text: str) -> None:
