@@ -58,6 +58,7 @@ $(PY):
 		|| { echo "optexp needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+# Python compiles what it imports; pip would compile every file, for a minute.
 $(STAMP): pyproject.toml constraints.txt | $(PY)
-	$(PY) -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	$(PY) -m pip install --no-compile --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
