@@ -312,14 +312,14 @@ def _strategy_nodes(names: list[str], key: str) -> dict[str, Any]:
 
     A YAML of a whole stack brings a node for each of its members.
     """
+    if not names:
+        return {}
     from optexp.config import search_path
 
     known = search_path.options("strategy")
     for name in names:
         if name not in known:
             raise ConfigError(f"{key}={name} is not a choice{suggest(name, known)}")
-    if not names:
-        return {}
     composed = plain(search_path.compose([f"strategy=[{','.join(names)}]"]).strategy)
     _require_first_line(composed)
     found: dict[str, Any] = {}
