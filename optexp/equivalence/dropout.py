@@ -1,15 +1,23 @@
-"""Dropout that drops nothing: at p = 0 a step that draws random numbers can be compared with fp64, tensor by tensor."""
+"""Dropout that drops nothing: at p = 0 a step that draws random numbers can be compared with fp64, tensor by tensor.
+
+And the rates of a step, which tell a wrong one however little it shows in the results.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
+
+DIGITS = 6  # of a rate: 1 - 0.9 is 0.1
 
 _PYTHON = (
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
@@ -21,17 +29,32 @@ _NATIVE = (  # they have no signature to ask
 )  # fmt: skip
 
 
-def _rate_of(function: Callable[..., Any]) -> tuple[int, str]:
-    names = list(inspect.signature(function).parameters)
-    name = next(name for name in ("p", "dropout_p") if name in names)
-    return names.index(name), name
+@dataclass(frozen=True)
+class Argument:
+    """Where a function takes an argument, and its default."""
+
+    position: int
+    name: str
+    default: Any
+
+    def of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return args[self.position] if len(args) > self.position else kwargs.get(self.name, self.default)
 
 
-# Where each function takes its rate: position and name.
-_RATES: dict[Callable[..., Any], tuple[int, str]] = {
-    **{function: _rate_of(function) for function in _PYTHON},
-    **dict.fromkeys(_NATIVE, (1, "p")),
-    F.scaled_dot_product_attention: (4, "dropout_p"),
+def _argument(function: Callable[..., Any], *names: str) -> Argument:
+    parameters = list(inspect.signature(function).parameters.values())
+    return next(Argument(i, p.name, p.default) for i, p in enumerate(parameters) if p.name in names)
+
+
+# By function: its rate, and whether it drops at all.
+_RATES: dict[Callable[..., Any], Argument] = {
+    **{function: _argument(function, "p", "dropout_p") for function in _PYTHON},
+    **dict.fromkeys(_NATIVE, Argument(1, "p", 0.0)),
+    F.scaled_dot_product_attention: Argument(4, "dropout_p", 0.0),
+}
+_DROPPING: dict[Callable[..., Any], Argument] = {
+    **{function: _argument(function, "training") for function in _PYTHON},
+    **dict.fromkeys(_NATIVE, Argument(2, "train", True)),
 }
 
 
@@ -42,13 +65,39 @@ class NoDropout(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _RATES:
-            position, name = _RATES[func]
-            if len(args) > position:
-                args = (*args[:position], 0.0, *args[position + 1 :])
+        if rate := _RATES.get(func):
+            if len(args) > rate.position:
+                args = (*args[: rate.position], 0.0, *args[rate.position + 1 :])
             else:
-                kwargs = {**kwargs, name: 0.0}
+                kwargs = {**kwargs, rate.name: 0.0}
         return func(*args, **kwargs)
+
+
+class _Seen(TorchFunctionMode):
+    """Inside, the rates of all dropout functions that drop are written down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates: list[float] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _RATES and (func not in _DROPPING or _DROPPING[func].of(args, kwargs)):
+            self.rates += [rate] if (rate := round(float(_RATES[func].of(args, kwargs)), DIGITS)) else []
+        return func(*args, **kwargs)
+
+
+def rates(step: Callable[[], Any]) -> list[float]:
+    """Rates of all dropout functions that a step calls and that drop, sorted; of compiled code its plain version's.
+
+    Code that was captured calls none.
+    """
+    plain = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    with plain, (seen := _Seen()):
+        step()
+    return sorted(seen.rates)
 
 
 def silence(model: nn.Module) -> None:

@@ -8,8 +8,10 @@ backward draws anew, gradients beside their own loss do (see `optexp.equivalence
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf, isfinite, sqrt
 from statistics import fmean, median, variance
 from types import MappingProxyType
@@ -18,7 +20,7 @@ import torch
 from scipy.special import stdtr
 from torch import Tensor
 
-from optexp.equivalence import gradient_check
+from optexp.equivalence import dropout, gradient_check
 from optexp.equivalence.gates import structure
 from optexp.equivalence.tensor_math import error, identical, rms
 from optexp.program import Batch, Program, Snapshot, gradients
@@ -49,6 +51,7 @@ class Throws:
     differ: different seeds give different results
     go_on:  so do steps that follow each other without a new seed
     slopes: how far gradients are from those of the loss, by draw; empty where that cannot be told
+    rates:  of torch's dropout functions that the step calls, sorted; empty where they follow from random numbers
     """
 
     moments: Moments
@@ -56,6 +59,7 @@ class Throws:
     differ: bool
     go_on: bool
     slopes: Sequence[float] = ()
+    rates: Sequence[float] = ()
 
 
 def state(device: torch.device) -> list[Tensor]:
@@ -96,7 +100,8 @@ def throw(program: Program, batch: Batch, start: Snapshot, unit: float, seeds: i
     least = rounding if repeat and any(noise.values()) else {}
     go_on, differ = (_differ(_apart(first, once(seed)), least) for seed in (None, 1))
     beside = gradient_check.slopes(program, batch, start) if repeat and program.trains else []
-    return Throws(moments, repeat, differ, go_on, beside)
+    rates = [dropout.rates(partial(once, seed)) for seed in (0, 1)]
+    return Throws(moments, repeat, differ, go_on, beside, rates[0] if rates[0] == rates[1] else ())
 
 
 def compare(
@@ -113,6 +118,10 @@ def compare(
     for fact, text in _FACTS.items():
         if getattr(baseline, fact) and not getattr(candidate, fact):
             findings.append(Finding("random numbers", GATE, False, (GATE,), used=inf, message=text))
+    if len(candidate.rates) == len(baseline.rates) and candidate.rates != baseline.rates:
+        findings.append(
+            Finding("random numbers", GATE, False, (GATE,), used=inf, message=_other_rates(candidate, baseline))
+        )
     off, limit = gradient_check.mismatch(candidate.slopes, baseline.slopes)
     if off > limit:
         message = (
@@ -145,6 +154,15 @@ def compare(
     smallest = min((p for p, _, _ in tests), default=1.0)
     known = isfinite(limit)
     return findings, Randomness(SEEDS, len(tests), smallest, off if known else None, limit if known else None)
+
+
+def _other_rates(candidate: Throws, baseline: Throws) -> str:
+    ours, theirs = Counter(candidate.rates), Counter(baseline.rates)
+    said = [
+        ", ".join(f"{rate:g}" for rate in sorted((one - other).elements()))
+        for one, other in ((ours, theirs), (theirs, ours))
+    ]
+    return f"dropout has the rate {said[0]} where the baseline's has {said[1]}"
 
 
 def _zeros(candidate: Throws, baseline: Throws, unit: float, zeros: Mapping[str, float]) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import dropout as imported_before
 
 from optexp.equivalence import randomness
-from optexp.equivalence.dropout import NoDropout, silence
+from optexp.equivalence.dropout import NoDropout, rates, silence
 
 CPU = torch.device("cpu")
 X = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
@@ -92,3 +92,26 @@ def test_compiled_models_drop_nothing():
     with NoDropout():
         assert torch.equal(compiled(X), torch.relu(X))
     assert not torch.equal(compiled(X), torch.relu(X))
+
+
+def test_rates_are_those_that_drop() -> None:
+    x = torch.randn(2, 4, 8)
+    attention = nn.MultiheadAttention(8, 2, dropout=0.3)
+    inference = nn.Dropout(0.2).eval()
+
+    def step() -> None:
+        F.dropout(torch.dropout(x, 0.5, True), 1 - 0.9)
+        inference(torch.dropout(F.dropout(x, 0.0), 0.4, False))
+        F.scaled_dot_product_attention(x, x, x, dropout_p=0.25)
+        attention(x, x, x)
+
+    assert rates(step) == [0.1, 0.25, 0.3, 0.5]
+
+
+def test_compiled_code_has_the_rates_of_its_plain_version_and_stays_compiled() -> None:
+    compiled = torch.compile(lambda x: F.dropout(x, 0.1) + 1, backend="aot_eager")
+    compiled(torch.randn(4))
+    frames = torch._dynamo.utils.counters["frames"]["ok"]
+    assert rates(lambda: compiled(torch.randn(4))) == [0.1]
+    compiled(torch.randn(4))
+    assert torch._dynamo.utils.counters["frames"]["ok"] == frames

@@ -85,6 +85,27 @@ def test_wrong_ways_to_draw_are_told_apart(net, name):
     assert not any(finding.ok for finding in findings)
 
 
+def its_mean(drop, rate=0.1):
+    """A step whose result tells next to nothing of one rate: a mean of what dropout scatters around zero."""
+    return lambda x, p: drop(x, rate).mean().expand_as(x)
+
+
+def test_a_rate_that_results_do_not_tell_is_seen(net):
+    baseline = thrown(net, its_mean(F.dropout), "forward")
+    findings, _ = randomness.compare(thrown(net, its_mean(F.dropout, 0.12), "forward"), baseline, UNIT)
+    assert [finding.message for finding in findings] == ["dropout has the rate 0.12 where the baseline's has 0.1"]
+    for honest in (
+        its_mean(F.dropout),
+        its_mean(by_hand),
+        its_mean(lambda x, p: F.dropout(F.dropout(x, p / 2), p / 2)),
+    ):
+        assert randomness.compare(thrown(net, honest, "forward"), baseline, UNIT)[0] == []
+
+
+def test_rates_that_follow_from_random_numbers_are_no_rates(net):
+    assert thrown(net, lambda x, p: F.dropout(x, float(torch.rand(()) / 5)), "forward").rates == ()
+
+
 def rounding_at_random(drop):
     """Sums that are added up in another order each time."""
     generator = torch.Generator()
