@@ -68,8 +68,8 @@ def _opened(value: Any, depth: int = 0) -> Any:
 
 def _contents(leaf: Any, depth: int) -> Any:
     if isinstance(leaf, nn.Module):
-        return list(tensors_in(leaf).values())
-    if isinstance(leaf, PLAIN) or isinstance(leaf, type) or depth == DEPTH:
+        return [tensor.detach() for tensor in tensors_in(leaf).values()]
+    if isinstance(leaf, (*PLAIN, type)) or depth == DEPTH:
         return leaf
     if isinstance(leaf, WITH_STATE):
         return _opened(leaf.state_dict(), depth + 1)

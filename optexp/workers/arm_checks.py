@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from optexp.equivalence import bits, input_families, process_state, randomness, trajectory
+from optexp.equivalence.footprint import LEAST, LIMIT_S, MOST, Footprint
 from optexp.equivalence.missed import End
 from optexp.equivalence.noise import disturbed
 from optexp.equivalence.observation import Observation, observed, overwritten, repeats
@@ -134,6 +135,27 @@ class Checks(Timing):
         seen |= {f"batch/{name}": tensor for name, tensor in given.items()}
         seen |= {f"timed/{name}": tensor for name, tensor in self.outputs.items()} if timed else {}
         return self.send(seen)
+
+    def footprints(self, steps: int | None = None) -> list[Footprint]:
+        """What each of the first steps changes, from the restored state on.
+
+        steps: their number; None for as many as a second allows, and as a schedule of so many steps takes
+        """
+        self.restore()
+        assert self.offered is not None
+        end, found = clock.now() + LIMIT_S, list[Footprint]()
+        with self.quiet():
+            while len(found) < (steps or MOST) and (steps or len(found) < LEAST or clock.now() < end):
+                self.offered.due += 1
+                given = map_batch(torch.clone, self.program.feed.next())
+                try:
+                    found.append(Footprint.of(observed(self.program, given)))
+                except Exception:
+                    if steps or not found:
+                        raise
+                    break
+        self.program.feed.pause()
+        return found
 
     def _replayed(self, steps: int) -> tuple[Batch, Observation]:
         """The last step's batch, and what is seen of that step."""

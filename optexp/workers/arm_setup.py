@@ -146,6 +146,7 @@ class Built(Compiled):
             step_s=first.step_s,
             compute_s=first.compute_s,
             workload=workload_info(spec.workload, self.initial.values),
+            own_step=self.program.own_step,
             phases=self.phases,
         )
         if self.in_turns:
