@@ -241,7 +241,7 @@ def own_loss(output: Any, batch: Batch) -> Tensor:
 
 
 def weighted_squares(tensor: Tensor) -> Tensor:
-    """Squares under weights of place and sign, so that results in another order or of another sign give another mean."""
+    """Squares under weights of place and sign: another order or another sign gives another mean."""
     squares = tensor * (tensor + tensor.abs() / 2)
     for dim, size in enumerate(tensor.shape):
         places = torch.arange(size, device=tensor.device) * (2 * dim + 5) % 31
