@@ -18,6 +18,7 @@ from optexp.equivalence.step_digest import Digest, digest
 from optexp.equivalence.trajectory import RATES
 from optexp.measurement import clock
 from optexp.program import Batch, map_batch, tensors_of
+from optexp.support import own_code
 from optexp.workers.arm_program import draw
 from optexp.workers.arm_timing import Timing, same_values
 from optexp.workers.messages import Look
@@ -236,7 +237,9 @@ class Checks(Timing):
 
     def replaced(self) -> list[str]:
         """What this process measures time with or reads results by, and a strategy has replaced."""
-        return clock.tampered() + sorted(set(process_state.tampered(self.program, self.originals)) - self.excused)
+        found = set(process_state.tampered(self.program, self.originals)) - self.excused
+        timers = clock.tampered()
+        return [*timers, *sorted(found | set(own_code.replaced(self.own)) - set(timers))]
 
     def tampered(self) -> list[str]:
         """The same, and results that may be computed when they are read."""
