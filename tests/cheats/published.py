@@ -102,7 +102,7 @@ class PatchesTheObservation(Cheat):
 
     def change(self, program: Program) -> Program:
         self.right = True
-        real = arm_checks.observed
+        real = arm_checks.observed  # type: ignore[attr-defined]
 
         def observed(*args: Any, **options: Any) -> Any:
             self.right = True
@@ -111,7 +111,7 @@ class PatchesTheObservation(Cheat):
             finally:
                 self.right = False
 
-        arm_checks.observed = observed
+        arm_checks.observed = observed  # type: ignore[attr-defined]
         return super().change(program)
 
     def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
