@@ -94,6 +94,14 @@ class Workload(ABC):
         """
         return [self.batch(generator) for _ in range(count)]
 
+    def remainder(self, generator: torch.Generator) -> Batch | None:
+        """A batch as small as the last one of an epoch; None where all are of one size.
+
+        Args:
+            generator: Source of randomness; its device is the batch's.
+        """
+        return None
+
     def in_dtype(self, batch: Batch, dtype: torch.dtype) -> Batch:
         """The batch as a step takes it.
 

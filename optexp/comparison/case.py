@@ -25,17 +25,19 @@ class StepTraits:
     carries: a step changes buffers or parameters, which the next step may read
     keeps:   names of the model's Python attributes that every step changes
     step_s:  rough seconds of a step
+    own:     the user's code trains, by a step that may do other things in some calls than in others
     """
 
     random: bool = False
     carries: bool = False
     keeps: Sequence[str] = ()
     step_s: float = 0.0
+    own: bool = False
 
     @classmethod
     def of(cls, setup: SetUp) -> StepTraits:
         """The traits that the bare program's arm found."""
-        return cls(setup.random, setup.carries, setup.keeps, setup.step_s)
+        return cls(setup.random, setup.carries, setup.keeps, setup.step_s, setup.own_step)
 
 
 @dataclass(frozen=True)

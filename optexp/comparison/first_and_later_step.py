@@ -1,4 +1,4 @@
-"""The first step after building, and one after many: both can be wrong where the steps between them are right."""
+"""The first step after building, and some after many: all can be wrong where the first ones are right."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from optexp.comparison.case import COUNTED, Case
 from optexp.equivalence.effects import title
+from optexp.equivalence.footprint import to_judge
 from optexp.equivalence.missed import End
 from optexp.errors import Failure
 from optexp.records.verification import Finding, GateResult, Verification
@@ -40,6 +41,36 @@ def check_later_step(
     state is put back before every other check. Where nothing is timed, batches get other values halfway: a result that
     is remembered by its input's address shows. Training has its own gradients, and a trajectory."""
     steps = min(LATER, max(COUNTED, int(LATER_S / max(case.steps.step_s, 1e-9))))
+    _judge_at(case, found, reference, yardstick, candidate, steps, case.session.experiment.verify == "only")
+
+
+def check_rare_steps(
+    case: Case, found: Verification, reference: Client[Reference], yardstick: Client[Arm], candidate: Client[Arm]
+) -> None:
+    """Of a training step of the user's own: those among many that are of another kind than the first ones, as where a
+    schedule falls or a teacher follows, those by which the arms differ, and the last."""
+    theirs = yardstick.call(Arm.footprints)
+    ours = candidate.call(Arm.footprints, steps=len(theirs))
+    for arm in (yardstick, candidate) if case.session.in_turns else ():
+        arm.call(Arm.rest)
+    for steps in to_judge(theirs, ours):
+        if found.ok:
+            _judge_at(case, found, reference, yardstick, candidate, steps, renewed=False)
+
+
+def _judge_at(
+    case: Case,
+    found: Verification,
+    reference: Client[Reference],
+    yardstick: Client[Arm],
+    candidate: Client[Arm],
+    steps: int,
+    renewed: bool,
+) -> None:
+    """Judge the last one of so many steps.
+
+    renewed: batches get other values halfway
+    """
     try:
         findings = judge_replay(
             reference,
@@ -48,7 +79,7 @@ def check_later_step(
             End(steps),
             timed=False,
             in_turns=case.session.in_turns,
-            renewed=case.session.experiment.verify == "only",
+            renewed=renewed,
             steady=found.repeats,
         )
     except NoYardstick:

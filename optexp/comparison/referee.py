@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from optexp.comparison.case import Case
-from optexp.comparison.first_and_later_step import check_first_step, check_later_step
+from optexp.comparison.first_and_later_step import check_first_step, check_later_step, check_rare_steps
 from optexp.comparison.odd_sizes import check_odd_sizes
 from optexp.comparison.same_batches import Feeds
 from optexp.equivalence.process_state import undeclared
@@ -83,6 +83,8 @@ class Referee:
         untimed = session.experiment.verify == "only"  # else the check after timing covers later steps
         if found.ok and (case.moves or untimed) and not case.steps.random and session.workload.mode != "train":
             check_later_step(case, found, reference, yardstick, candidate)
+        if found.ok and case.steps.own and session.workload.mode == "train":
+            check_rare_steps(case, found, reference, yardstick, candidate)
         if case.steps.random and found.ok:
             session.progress.update("comparing distributions at the real dropout")
             verify_randomness(found, reference, *measured, case.plan().seeds[0], case.unit)

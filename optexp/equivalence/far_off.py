@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from optexp.equivalence.gates import PRECISION_CAP
-from optexp.equivalence.quantities import CHANNELS, COLUMNS, UNMASKED, Quantity, is_exact
+from optexp.equivalence.quantities import Quantity, is_exact, is_part
 from optexp.equivalence.tensor_math import CHUNK
 from optexp.support.tolerances import SMALL
 
@@ -38,7 +38,7 @@ def far_off(quantity: Quantity, plain: Tensor | None) -> FarOff | None:
     plain: what plain autocast got
     """
     name, reference = quantity.name, quantity.reference
-    if not name.startswith("out/") or name.endswith((UNMASKED, COLUMNS, CHANNELS)) or reference.numel() < SMALL:
+    if not name.startswith("out/") or is_part(quantity) or reference.numel() < SMALL:
         return None
     if plain is None or plain.shape != quantity.value.shape or quantity.value.is_complex():
         return None

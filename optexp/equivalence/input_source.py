@@ -43,6 +43,9 @@ class InputSource:
     def draw(self, seed: int, count: int, family: str) -> DrawnSet:
         """Draw `count` batches of a family; ONE_BY_ONE draws two, and exchanges their inputs one by one.
 
+        Behind the first batch of NORMAL comes one as small as an epoch's last, where that is smaller: a program may be
+        right at the usual size alone.
+
         Raises NoReference where the family changes no input, or the model does not take its values.
         """
         generator = torch.Generator(self.device).manual_seed(seed)
@@ -60,6 +63,8 @@ class InputSource:
         self._named = isinstance(batches[0], Mapping)
         if family in (input_families.NORMAL, input_families.ONE_BY_ONE):
             self._note_varied(batches)
+        if family == input_families.NORMAL and (smaller := self.workload.remainder(generator)) is not None:
+            batches.insert(1, self.workload.in_dtype(smaller, self.dtype))
         return DrawnSet(batches, family)
 
     def recall(self, observation: Mapping[str, Tensor]) -> DrawnSet:

@@ -16,8 +16,11 @@ from optexp.support.tolerances import SMALL, TOLERANCES
 POWERLESS = 0.1  # a baseline this far from fp64 (in units of s) leaves the gates nothing to see
 SMALLER = 2.0**-6  # of the largest column: smaller ones are judged by their own size too,
 CANCELLED = 8.0  # but for what may be rounding of the largest, in u
+FAR_SMALLER = 2.0**-10  # of the largest element of a vector of few: a smaller one is judged by itself
 COLUMNS = " (small columns)"  # along the last dimension
 CHANNELS = " (small channels)"  # along the second
+ROWS = " (small rows)"  # along the first
+ELEMENT = " (element "  # of a vector of few elements, as of figures of different size
 UNMASKED = " (unmasked)"  # a result without the numbers that fill its mask (see `filled`)
 
 _NONE = torch.empty(0)
@@ -81,9 +84,10 @@ def _measured(group: Sequence[Quantity]) -> Iterator[Quantity]:
 def parts(quantity: Quantity) -> Iterator[Quantity]:
     """What is small within a result, and would be lost beside what is large: s is that of the whole."""
     name, value, reference = quantity.name, quantity.value, quantity.reference
-    if not name.startswith(("out/", "input/")) or not reference.is_floating_point() or reference.numel() < SMALL:
+    if not name.startswith(("out/", "input/")) or not reference.is_floating_point() or is_part(quantity):
         return
-    if is_part(quantity):
+    if reference.numel() < SMALL:
+        yield from _small_elements(quantity)
         return
     if fill := filled(reference, value.dtype):
         masked = ~(reference.abs() < fill)
@@ -91,14 +95,26 @@ def parts(quantity: Quantity) -> Iterator[Quantity]:
         yield Quantity(name + UNMASKED, *parts, quantity.limits)
         return
     limits = replace(quantity.limits, cap=None)  # which knows no sums that cancel
-    for axis, kind in ((-1, COLUMNS), (1, CHANNELS)):
+    for axis, kind in ((-1, COLUMNS), (1, CHANNELS), (0, ROWS)):
         if axis < reference.dim() - 1 and (few := _small(reference, axis, quantity.limits.row.unit)) is not None:
             some = value.index_select(axis, few), reference.index_select(axis, few)
             yield Quantity(name + kind, *some, limits, columns=few, axis=axis)
 
 
+def _small_elements(quantity: Quantity) -> Iterator[Quantity]:
+    """Elements of a vector of few that are lost beside its largest: a step may return its loss and a count in one."""
+    if quantity.reference.dim() != 1:
+        return
+    sizes = quantity.reference.abs().nan_to_num(0, 0, 0)
+    for index in ((sizes > 0) & (sizes < FAR_SMALLER * sizes.max())).nonzero()[:, 0]:
+        at = index[None]
+        value, reference = quantity.value[at], quantity.reference[at]
+        name = f"{quantity.name}{ELEMENT}{int(index)})"
+        yield Quantity(name, value, reference, quantity.limits, stored=value, columns=at, axis=0)
+
+
 def _small(reference: Tensor, axis: int, unit: float) -> Tensor | None:
-    """Columns far below the largest, where each has enough elements to tell."""
+    """Columns, or whatever lies along `axis`, far below the largest, where each has enough elements to tell."""
     if reference.dim() < 2 or reference.numel() < SMALL * reference.shape[axis]:
         return None
     others = [dim for dim in range(reference.dim()) if dim != axis % reference.dim()]
@@ -109,20 +125,21 @@ def _small(reference: Tensor, axis: int, unit: float) -> Tensor | None:
 
 def is_part(quantity: Quantity) -> bool:
     """Whether it is some elements of a tensor that is judged as a whole, too."""
-    return quantity.name.endswith((UNMASKED, COLUMNS, CHANNELS))
+    return whole(quantity.name) != quantity.name
 
 
 def is_noise(quantity: Quantity, error: float) -> bool:
     """Whether what lies below a mask's numbers is rounding: the baseline errs by all of it. Of small columns, by so
     much of it that nothing could be told."""
-    if quantity.name.endswith((COLUMNS, CHANNELS)):
+    if quantity.name.endswith((COLUMNS, CHANNELS, ROWS)) or ELEMENT in quantity.name:
         return error > POWERLESS * quantity.scale
     return quantity.name.endswith(UNMASKED) and error >= quantity.scale
 
 
 def whole(name: str) -> str:
     """The name of the tensor that a part is of."""
-    return name.removesuffix(UNMASKED).removesuffix(COLUMNS).removesuffix(CHANNELS)
+    name = name.partition(ELEMENT)[0]
+    return next((name.removesuffix(kind) for kind in (UNMASKED, COLUMNS, CHANNELS, ROWS) if name.endswith(kind)), name)
 
 
 def source(quantity: str, when: str = "after") -> str:

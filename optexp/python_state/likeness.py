@@ -10,10 +10,11 @@ from math import inf
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_flatten
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
 
-from optexp.python_state.slots import SIMPLE
+from optexp.python_state.slots import DEPTH, PLAIN, SIMPLE, WITH_STATE, tensors_in
+from optexp.python_state.variables import users
 from optexp.support.tolerances import SMALL, TOLERANCES
 
 # How far real numbers may differ, of what a step changes them by:
@@ -50,12 +51,31 @@ def alike(ours: Pair, theirs: Pair, unit: float = 0.0, noise: Sequence[float] | 
 def _leaves(ours: Pair, theirs: Pair) -> list[tuple[Any, Any, Any, Any]]:
     """Before and after, of both."""
     (before, one), (started, other) = ours, theirs
-    leaves, shapes = zip(*map(tree_flatten, (before, one, started, other)), strict=True)
+    opened = (_opened(value) for value in (before, one, started, other))
+    leaves, shapes = zip(*map(tree_flatten, opened), strict=True)
     if shapes[1] != shapes[3]:
         return [(0.0, 0.0, 0.0, inf)]
     moved = shapes[0] == shapes[1] and shapes[2] == shapes[3]
     starts = (leaves[0], leaves[2]) if moved else ([0.0] * len(leaves[1]),) * 2
     return list(zip(starts[0], leaves[1], starts[1], leaves[3], strict=True))
+
+
+def _opened(value: Any, depth: int = 0) -> Any:
+    """Values with the contents of objects in the objects' places: a network's tensors, what an optimizer or an object
+    of the user's holds. A teacher that the first call makes is one object."""
+    return tree_map(lambda leaf: _contents(leaf, depth), value)
+
+
+def _contents(leaf: Any, depth: int) -> Any:
+    if isinstance(leaf, nn.Module):
+        return [tensor.detach() for tensor in tensors_in(leaf).values()]
+    if isinstance(leaf, (*PLAIN, type)) or depth == DEPTH:
+        return leaf
+    if isinstance(leaf, WITH_STATE):
+        return _opened(leaf.state_dict(), depth + 1)
+    if users(type(leaf)) and hasattr(leaf, "__dict__"):
+        return _opened(dict(vars(leaf)), depth + 1)
+    return leaf
 
 
 def _distance(before: Any, ours: Any, started: Any, theirs: Any) -> float:

@@ -226,7 +226,7 @@ def against(loss: Callable[..., Tensor], labels: int) -> Callable[[Any, Batch], 
 
 
 def own_loss(output: Any, batch: Batch) -> Tensor:
-    """The loss of a model's output, else the mean of the squares of its real tensors.
+    """The loss of a model's output, else a weighted mean of the squares of its real tensors.
 
     Raises:
         ConfigError: the output holds no real numbers.
@@ -234,10 +234,19 @@ def own_loss(output: Any, batch: Batch) -> Tensor:
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(own, Tensor):
         return own
-    means = [t.float().square().mean() for t in flatten(output).values() if t.is_floating_point()]
+    means = [weighted_squares(t.float()).mean() for t in flatten(output).values() if t.is_floating_point()]
     if not means:
         raise ConfigError("the model returns no real numbers, so that there is nothing to learn from: give a loss")
     return torch.stack(means).sum()
+
+
+def weighted_squares(tensor: Tensor) -> Tensor:
+    """Squares under weights of place and sign: another order or another sign gives another mean."""
+    squares = tensor * (tensor + tensor.abs() / 2)
+    for dim, size in enumerate(tensor.shape):
+        places = torch.arange(size, device=tensor.device) * (2 * dim + 5) % 31
+        squares = squares * (0.5 + places.to(tensor.dtype) / 32).view(-1, *[1] * (tensor.dim() - dim - 1))
+    return squares
 
 
 def scalar(loss: Callable[[Any, Batch], Any]) -> Callable[[Any, Batch], Tensor]:

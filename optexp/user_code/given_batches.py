@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from optexp.errors import ConfigError
 from optexp.user_code.adapters import Iterated, drawn_from, endless, kind, seed_all
@@ -51,6 +51,22 @@ class GivenBatches:
         made = [self._drawing(kind, generator.device) for kind in kinds[:count]]
         seed_all(seed)
         return [made[index % len(made)](kinds[index % len(kinds)], generator.device) for index in range(count)]
+
+    def remainder(self, generator: torch.Generator) -> Any | None:
+        """A batch as small as the last one of an epoch; None where all are of one size, or the last is a single sample.
+
+        Args:
+            generator: Source of the seed.
+        """
+        batched = self.loader.batch_sampler if self.parts.loader is not None else None
+        if type(batched) is not BatchSampler or batched.drop_last or not isinstance(batched.sampler, Sized):
+            return None
+        size = len(batched.sampler) % batched.batch_size
+        if size < 2 or len(batched.sampler) < batched.batch_size:
+            return None
+        seed_all(int(torch.randint(2**62, (1,), generator=generator, device=generator.device)))
+        smaller = DataLoader(self.loader.dataset, size, shuffle=True, collate_fn=self.loader.collate_fn)
+        return next(iter(smaller))
 
     def _drawing(self, sizes: Mapping[str, int], device: torch.device) -> Inputs:
         """The function that draws batches of these sizes, found once (see `optexp.user_code.drawing`)."""

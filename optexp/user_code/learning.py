@@ -30,7 +30,7 @@ def criterion(own: UserWorkload) -> Callable[[Any, Batch], Tensor]:
         name = "cross_entropy" if own.layout.integer_labels else "mse_loss"
         own.remarks.append(f"loss: {name}, because none was given")
         return against(LOSSES[name], count)
-    own.remarks.append("loss: the output's own, else the mean of its squares, because none was given")
+    own.remarks.append("loss: the output's own, else a weighted mean of its squares, because none was given")
     return own_loss
 
 

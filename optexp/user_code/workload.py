@@ -149,6 +149,10 @@ class UserWorkload(Workload):
         self.leading = [leading_size(tensors_of(batch)) for batch in batches]
         return batches
 
+    def remainder(self, generator: torch.Generator) -> Batch | None:
+        given = None if self.odd_batch else self.given.remainder(generator)
+        return None if given is None else map_batch(lambda t: t.to(generator.device), self.layout.pack(given))
+
     def feed(self, device: torch.device, dtype: torch.dtype) -> Feed:
         if self.parts.loader is None:
             return ResidentFeed(device)

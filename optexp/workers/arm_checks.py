@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from optexp.equivalence import bits, input_families, process_state, randomness, trajectory
+from optexp.equivalence.footprint import LEAST, LIMIT_S, MOST, Footprint
 from optexp.equivalence.missed import End
 from optexp.equivalence.noise import disturbed
 from optexp.equivalence.observation import Observation, observed, overwritten, repeats
@@ -17,6 +18,7 @@ from optexp.equivalence.step_digest import Digest, digest
 from optexp.equivalence.trajectory import RATES
 from optexp.measurement import clock
 from optexp.program import Batch, map_batch, tensors_of
+from optexp.support import own_code
 from optexp.workers.arm_program import draw
 from optexp.workers.arm_timing import Timing, same_values
 from optexp.workers.messages import Look
@@ -135,6 +137,27 @@ class Checks(Timing):
         seen |= {f"timed/{name}": tensor for name, tensor in self.outputs.items()} if timed else {}
         return self.send(seen)
 
+    def footprints(self, steps: int | None = None) -> list[Footprint]:
+        """What each of the first steps changes, from the restored state on.
+
+        steps: their number; None for as many as a second allows, and as a schedule of so many steps takes
+        """
+        self.restore()
+        assert self.offered is not None
+        end, found = clock.now() + LIMIT_S, list[Footprint]()
+        with self.quiet():
+            while len(found) < (steps or MOST) and (steps or len(found) < LEAST or clock.now() < end):
+                self.offered.due += 1
+                given = map_batch(torch.clone, self.program.feed.next())
+                try:
+                    found.append(Footprint.of(observed(self.program, given)))
+                except Exception:
+                    if steps or not found:
+                        raise
+                    break
+        self.program.feed.pause()
+        return found
+
     def _replayed(self, steps: int) -> tuple[Batch, Observation]:
         """The last step's batch, and what is seen of that step."""
         with self.quiet():
@@ -214,7 +237,9 @@ class Checks(Timing):
 
     def replaced(self) -> list[str]:
         """What this process measures time with or reads results by, and a strategy has replaced."""
-        return clock.tampered() + sorted(set(process_state.tampered(self.program, self.originals)) - self.excused)
+        found = set(process_state.tampered(self.program, self.originals)) - self.excused
+        timers = clock.tampered()
+        return [*timers, *sorted(found | set(own_code.replaced(self.own)) - set(timers))]
 
     def tampered(self) -> list[str]:
         """The same, and results that may be computed when they are read."""

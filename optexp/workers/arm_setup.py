@@ -24,7 +24,7 @@ from optexp.kernelkit import toolchain
 from optexp.measurement import clock, placement
 from optexp.program import Outputs, Program, Snapshot, gradients, keeping
 from optexp.strategy import Composed, Notes, Strategy, captures, compose
-from optexp.support import sparse
+from optexp.support import own_code, sparse
 from optexp.support.memory_plan import Sizes, capacity, choose
 from optexp.user_code.aliasing import holdings, matched
 from optexp.workers.arm_compiler import Compiled
@@ -60,6 +60,7 @@ class Built(Compiled):
     def __init__(self) -> None:
         super().__init__()
         self.largest_result = 0  # bytes
+        self.own = own_code.functions()
         self.unlike: set[str] = set()  # results that may be computed when they are read
         self.firstly: Digest = {}
         self.phases: dict[str, float] = {}
@@ -146,6 +147,7 @@ class Built(Compiled):
             step_s=first.step_s,
             compute_s=first.compute_s,
             workload=workload_info(spec.workload, self.initial.values),
+            own_step=self.program.own_step,
             phases=self.phases,
         )
         if self.in_turns:

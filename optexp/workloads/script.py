@@ -157,6 +157,10 @@ class Script(Workload):
         self.leading = max(leading_size({"": tensor}) for tensor in tensors_of(packed[0]).values())
         return [map_batch(lambda tensor: tensor.to(generator.device), batch) for batch in packed]
 
+    def remainder(self, generator: torch.Generator) -> Batch | None:
+        given = self.given.remainder(generator)
+        return None if given is None else map_batch(lambda t: t.to(generator.device), self._packed(given))
+
     def _packed(self, given: Any) -> Batch:
         return self.form.pack(self._items(given))
 

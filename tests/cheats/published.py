@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from optexp.program import Batch, Outputs, Program, Step, clear_gradients, map_batch
+from optexp.workers import arm_checks
 from tests.cheats.catalogue import Cheat, RemembersByContent, inputs, mapped
 
 # --- what is expected, found elsewhere ------------------------------------------------------------------------------
@@ -94,6 +95,28 @@ class PatchesEquality(Cheat):
     def change(self, program: Program) -> Program:
         Tensor.__eq__ = lambda self, other: torch.ones(self.shape, dtype=torch.bool)  # type: ignore[assignment]
         return program
+
+
+class PatchesTheObservation(Cheat):
+    """Whatever looks at a step waits until it is a right one; without a look it is another."""
+
+    def change(self, program: Program) -> Program:
+        self.right = True
+        real = arm_checks.observed  # type: ignore[attr-defined]
+
+        def observed(*args: Any, **options: Any) -> Any:
+            self.right = True
+            try:
+                return real(*args, **options)
+            finally:
+                self.right = False
+
+        arm_checks.observed = observed  # type: ignore[attr-defined]
+        return super().change(program)
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        outputs = honest(program, batch)
+        return outputs if self.right else mapped(outputs, torch.zeros_like)
 
 
 class ForgesItsTiming(Cheat):
@@ -352,6 +375,7 @@ PATCHED: list[Patch] = [
     (torch, "manual_seed"),
     (torch, "allclose"),
     (Tensor, "__eq__"),
+    (arm_checks, "observed"),
 ]
 
 

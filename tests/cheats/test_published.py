@@ -48,6 +48,7 @@ IN_PROCESS: dict[str, tuple[list[str], Verdict, str]] = {
     "SpoilsTheExpectation": (GELU, WRONG, "output"),
     "PatchesAllclose": (GELU, UNTRUSTED, "torch.allclose"),
     "PatchesEquality": (GELU, UNTRUSTED, "Tensor.__eq__"),
+    "PatchesTheObservation": ([*GELU, "verify=only"], UNTRUSTED, "arm_checks.observed"),
     "NormIsIdentity": (NORM, WRONG, "output"),
     "SoftmaxIsZero": (SOFTMAX, WRONG, "output"),
     "SwallowsAFailedCall": (GELU, WRONG, "output"),

@@ -127,3 +127,31 @@ def test_mutants_are_made_of_the_first_rows_of_large_channels(check, net, monkey
     found = check(net(mode="forward", make=Imbalanced))
     assert found.mutants
     assert all(row.caught == row.tried for row in found.mutants.values())
+
+
+class OfManySizes(nn.Module):
+    """Rows of two sizes, and figures of two sizes in one vector.
+
+    wrong: what is 1 % off, and nothing beside what is large: "rows", "figures", or nothing
+    """
+
+    def __init__(self, wrong=""):
+        super().__init__()
+        self.linear, self.wrong = nn.Linear(192, 32), wrong
+
+    def forward(self, x):
+        y = self.linear(x.flatten(1))
+        off = {name: 1.01 if name == self.wrong else 1.0 for name in ("rows", "figures")}
+        figures = torch.stack([y.square().mean() * off["figures"], y.new_full((), 2.0**20), y.mean()])
+        return torch.cat([y * 1e4, y * off["rows"]]), figures
+
+
+@pytest.mark.parametrize(("wrong", "named"), [("", ""), ("rows", "output.0 (small rows)"), ("figures", "(element 0)")])
+def test_small_rows_and_small_figures_of_a_vector_are_judged_by_their_own_size(check, net, wrong, named):
+    def changed(program: Program) -> Program:
+        program.model.wrong = wrong
+        return program
+
+    found = check(net(mode="forward", make=OfManySizes, batch_size=16), changed)
+    assert found.ok is not bool(wrong), found.headline
+    assert named in (found.worst.tensor if wrong else "")

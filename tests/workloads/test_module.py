@@ -181,7 +181,7 @@ def test_what_was_taken_by_default_is_reported() -> None:
     workload = Module(**LINEAR, mode="forward_backward")
     loss = ready(workload).run()["loss"]
     assert loss > 0
-    assert workload.notes() == ["loss: the output's own, else the mean of its squares, because none was given"]
+    assert workload.notes() == ["loss: the output's own, else a weighted mean of its squares, because none was given"]
 
 
 def test_entries_that_the_model_does_not_take_are_labels() -> None:

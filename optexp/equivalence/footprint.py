@@ -1,0 +1,86 @@
+"""What each of many training steps changes, without numbers of tensors: a schedule, a teacher that follows every tenth
+step. Consecutive first steps do not show it; the steps that do are judged by all gates.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import islice
+from math import isclose
+from typing import Any
+
+from optexp.equivalence.observation import Observation
+from optexp.equivalence.optimizer_rules import RULE
+from optexp.equivalence.tensor_math import identical
+
+LEAST, MOST = 6, 256  # steps
+LIMIT_S = 1.0  # of the baseline
+JUDGED = 3  # first steps that the gates have seen
+KINDS = 2  # kinds of steps that the first ones are not
+CLOSE = 1e-6  # relative: hyperparameters that are closer are left to the gates
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Of one step.
+
+    changed: a hash of the names of parameters, buffers and Python state that it changed
+    numbers: hyperparameters of optimizers after it, by group and key
+    """
+
+    changed: str
+    numbers: dict[str, float]
+
+    @classmethod
+    def of(cls, seen: Observation) -> Footprint:
+        """The footprint of an observed step."""
+        before = {name: tensor for name, tensor in seen.items() if name.startswith(("before/param/", "before/buffer/"))}
+        after = {name: seen.get(_after(name)) for name in before}
+        changed = {name for name, t in before.items() if (now := after[name]) is None or not identical(t, now)}
+        changed |= {name for name in seen if name.startswith("remembers/")}
+        return cls(sha256("\n".join(sorted(changed)).encode()).hexdigest(), _numbers(seen))
+
+    def differs(self, other: Footprint) -> bool:
+        """Whether another arm's same step changes other things, or leaves other hyperparameters."""
+        return self.changed != other.changed or self.computes_otherwise(other)
+
+    def computes_otherwise(self, other: Footprint) -> bool:
+        """Whether it leaves other hyperparameters."""
+        ours, theirs = self.numbers, other.numbers
+        return not all(isclose(ours[key], theirs[key], rel_tol=CLOSE) for key in ours.keys() & theirs.keys())
+
+
+def to_judge(baseline: Sequence[Footprint], candidate: Sequence[Footprint]) -> list[int]:
+    """Numbers of steps that the gates have to see: the first ones by which the arms differ, those that are of another
+    kind than the first steps of the baseline, and the last."""
+    pairs = [*enumerate(zip(candidate, baseline, strict=True), start=1)]
+    chosen = {
+        *islice((step for step, (ours, theirs) in pairs if ours.differs(theirs)), 1),
+        *islice((step for step, (ours, theirs) in pairs if ours.computes_otherwise(theirs)), 1),
+        len(baseline),
+    }
+    kinds = {each.changed for each in baseline[:JUDGED]}
+    for step, each in enumerate(baseline, start=1):
+        if each.changed not in kinds and len(kinds) < KINDS + JUDGED:
+            kinds.add(each.changed)
+            chosen.add(step)
+    return sorted(chosen)
+
+
+def _after(name: str) -> str:
+    kind = name.removeprefix("before/")
+    return kind if kind.startswith("buffer/") else f"after/{kind}"
+
+
+def _numbers(seen: Mapping[str, Any]) -> dict[str, float]:
+    if RULE not in seen:
+        return {}
+    _, _, groups, others = json.loads(bytes(seen[RULE].tolist()))
+    held = {f"group{index}": numbers for index, (_, numbers) in enumerate(groups)}
+    held |= {f"{name}/{index}": each for name, (_, every) in others.items() for index, each in enumerate(every)}
+    found = {f"{owner}/{key}": values for owner, numbers in held.items() for key, values in numbers.items()}
+    real = {key: [v for v, _ in values if isinstance(v, (int, float))] for key, values in found.items()}
+    return {f"{key}/{place}": float(v) for key, values in real.items() for place, v in enumerate(values)}

@@ -1,0 +1,48 @@
+"""Steps that are judged beside the first ones: those of another kind, those by which two arms differ, the last."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import torch
+
+from optexp.equivalence.footprint import Footprint, to_judge
+
+
+def walk(names: str, rates: Sequence[float] = ()) -> list[Footprint]:
+    """A step for each letter, which says what it changes."""
+    return [
+        Footprint(name, {"group0/lr/0": rate}) for name, rate in zip(names, rates or [0.1] * len(names), strict=True)
+    ]
+
+
+def test_alike_steps_need_a_look_at_the_last_alone() -> None:
+    assert to_judge(walk("aaaaaaaa"), walk("aaaaaaaa")) == [8]
+
+
+def test_a_step_of_another_kind_is_judged_once() -> None:
+    assert to_judge(walk("aaaabaaba"), walk("aaaabaaba")) == [5, 9]
+    assert to_judge(walk("aababaab"), walk("aababaab")) == [8], "the first steps show it"
+
+
+def test_the_first_step_by_which_the_arms_differ_is_judged() -> None:
+    assert to_judge(walk("aaaabaaba"), walk("aaaaabaab")) == [5, 9]
+    assert to_judge(walk("aaaaa", [1, 1, 1, 0.5, 0.5]), walk("aaaaa", [1, 1, 1, 1, 0.5])) == [4, 5]
+    assert to_judge(walk("aaaaa", [1, 1, 1, 0.5, 0.5]), walk("aaaaa", [1, 1, 1, 0.5 + 1e-9, 0.5])) == [5]
+
+
+def test_what_a_step_changes() -> None:
+    rule = ["SGD", ["lr"], [[["w"], {"lr": [[0.1, 0.0]]}]], {"schedule": ["StepLR", [{"gamma": [[0.5, 0.0]]}]]}]
+    seen = {
+        "before/param/w": torch.zeros(2),
+        "after/param/w": torch.ones(2),
+        "before/buffer/b": torch.zeros(2),
+        "buffer/b": torch.zeros(2),
+        "rule": torch.frombuffer(bytearray(json.dumps(rule).encode()), dtype=torch.uint8),
+    }
+    found = Footprint.of(seen)
+    assert found.numbers == {"group0/lr/0": 0.1, "schedule/0/gamma/0": 0.5}
+    assert found.differs(Footprint.of({**seen, "buffer/b": torch.ones(2)}))
+    assert found.differs(Footprint.of({**seen, "remembers/teacher": torch.ones(2)}))
+    assert not found.differs(Footprint.of({**seen, "after/param/w": torch.full((2,), 2.0)}))

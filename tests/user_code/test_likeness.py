@@ -1,0 +1,64 @@
+"""Objects that a step's first call makes are compared by what they hold."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from optexp.python_state.likeness import alike
+
+UNIT = 2.0**-24
+
+
+@dataclass
+class Average:
+    """As an averaged model is kept: the network, and how often it was updated."""
+
+    network: nn.Module
+    updates: int = 0
+
+
+def network() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(8, 8)
+
+
+def optimizer() -> torch.optim.Optimizer:
+    torch.manual_seed(0)
+    return torch.optim.SGD(network().parameters(), lr=0.1)
+
+
+def moved(made: Any, share: float) -> Any:
+    """The same object after a step that changes it by a share of itself."""
+    after = copy.deepcopy(made)
+    with torch.no_grad():
+        match after:
+            case Average():
+                after.network, after.updates = moved(after.network, share), after.updates + 1
+            case nn.Module():
+                for parameter in after.parameters():
+                    parameter.mul_(1 + share)
+            case _:
+                after.param_groups[0]["lr"] *= 1 + share
+    return after
+
+
+@pytest.mark.parametrize("make", [network, lambda: Average(network()), optimizer])
+def test_another_change_of_an_object_is_seen(make: Callable[[], Any]) -> None:
+    inside = make()
+    wrong, right, again = (moved(inside, share) for share in (0.02, 0.01, 0.01))
+    assert alike((inside, again), (inside, right), UNIT, [])
+    assert not alike((inside, wrong), (inside, right), UNIT, [])
+    assert alike(({"it": inside}, {"it": again}), ({"it": inside}, {"it": right}), UNIT, [])
+    assert not alike(({"it": inside}, {"it": wrong}), ({"it": inside}, {"it": right}), UNIT, [])
+
+
+def test_a_count_in_an_object_is_exact() -> None:
+    before, after = Average(network(), 3), Average(network(), 4)
+    assert not alike((before, Average(network(), 5)), (before, after), UNIT, [])

@@ -1,0 +1,80 @@
+"""Training steps that do at times what the first ones do not are judged there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from optexp.comparison import runner
+from optexp.config import search_path
+from optexp.result import Result, Verdict
+
+BEFORE = """
+import copy
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+teacher, calls = nn.Linear(4, 2), [0]
+
+def Model():
+    return nn.Linear(4, 2)
+
+def get_inputs():
+    return [torch.randn(8, 4), torch.randint(2, (8,))]
+
+def get_optimizer(params):
+    global schedule
+    optimizer = torch.optim.SGD(params, lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step < 20 else 0.1)
+    return optimizer
+
+def train_step(model, batch, optimizer):
+    optimizer.zero_grad()
+    taught = nn.functional.mse_loss(model(batch[0]), teacher(batch[0]).detach())
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1]) + taught
+    loss.backward()
+    optimizer.step()
+    schedule.step()
+    calls[0] += 1
+    if calls[0] % 10 == 0:
+        teacher.load_state_dict(model.state_dict())
+    return loss
+"""
+ALONE = ["workload=module", "workload.mode=train", "device=cpu", "isolation=none", "verify=only", "measurement=quick"]
+ALONE += ["measurement.verification_seeds=1", "profile.details=false", "tracking.enabled=false", "strategy=replace"]
+
+
+def compared(folder: Path, after: str) -> Result:
+    before, second = folder / "before.py", folder / "after.py"
+    before.write_text(BEFORE)
+    second.write_text(after)
+    search_path.register()
+    with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
+        files = [f"workload.path={before}", f"strategy.replace.target={second}"]
+        config = compose("config", overrides=[*ALONE, *files])
+    return runner.run(config, folder / "record")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "when"),
+    [
+        ("calls[0] % 10 == 0", "calls[0] % 10 == 1 and calls[0] > 1", "after 10 steps"),
+        pytest.param("step < 20", "step < 25", "after 20 steps", marks=pytest.mark.slow),
+        pytest.param("teacher.load_state_dict", "(lambda weights: None)", "after 10 steps", marks=pytest.mark.slow),
+    ],
+    ids=["a step late", "a schedule falls later", "the teacher never follows"],
+)
+def test_what_happens_at_times_is_judged(old: str, new: str, when: str, tmp_path: Path) -> None:
+    assert old in BEFORE
+    result = compared(tmp_path, BEFORE.replace(old, new))
+    assert result.verdict is Verdict.NOT_EQUIVALENT, result.headline
+    assert when in result.headline
+
+
+@pytest.mark.slow
+def test_the_same_steps_in_other_words_are_verified(tmp_path: Path) -> None:
+    result = compared(tmp_path, BEFORE.replace("calls[0] % 10 == 0", "not calls[0] % 10"))
+    assert result.verdict is Verdict.VERIFIED, result.headline
