@@ -214,6 +214,18 @@ def test_a_sweep_and_its_runs_in_a_store_of_their_own(
     columns = (column.partition(".") for column in view["selectedColumns"])
     assert all(name.strip("`") in kinds[kind] for kind, _, name in columns)
     assert all(chart.get("metricKey", "speedup/low") in run.data.metrics for chart in view["compareRunCharts"])
+    first = view["compareRunCharts"][0]  # speedup over strategy
+    assert (first["xaxis"]["key"] in run.data.params, first["yaxis"]["key"] in run.data.metrics) == (True, True)
+
+
+def test_an_experiment_leads_to_the_view_unless_a_person_described_it(folder: Path) -> None:
+    run = tracking.start(Tracking(), "any")
+    assert f"(#/experiments/{run.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey=optexp)" in str(
+        run.client.get_experiment(run.experiment_id).tags["mlflow.note.content"]
+    )
+    run.client.set_experiment_tag(run.experiment_id, "mlflow.note.content", "of the team")
+    tracking.start(Tracking(), "another")
+    assert run.client.get_experiment(run.experiment_id).tags["mlflow.note.content"] == "of the team"
 
 
 def test_an_error_is_no_success_in_the_store(folder: Path, tmp_path: Path) -> None:
