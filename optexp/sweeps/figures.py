@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isinf
 from typing import Any
 
 from optexp.records.profile import ArmProfile
 from optexp.reporting import summary
 from optexp.result import ArmSummary, Result, Verdict
-from optexp.support.units import duration, ratio
+from optexp.support.units import duration, low_to_high, ratio
 
 SHOWN_TERMS = 3
 
@@ -141,7 +140,7 @@ def _interval(point: Point) -> str:
     found = point.result.speedup
     if found is None:
         return ""
-    ends = f"{found.low:.3g} to {'∞' if isinf(found.high) else f'{found.high:.3g}'}"
+    ends = low_to_high(found.low, found.high)
     return f"undecided, {ends}" if point.undecided else f"{ratio(found.estimate)} ({ends})"
 
 
