@@ -16,7 +16,7 @@ from markupsafe import Markup
 from omegaconf import OmegaConf
 
 from optexp.records import filenames
-from optexp.reporting import markdown, report, summary
+from optexp.reporting import front, markdown, report, summary
 from optexp.reporting.ranking import RankedRow
 from optexp.reporting.titles import titles
 from optexp.result import Result, Verdict
@@ -114,14 +114,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Page:
-    """one: place of a ratio of 1 in each interval, in pixels;  curves: panels as SVG, of a sweep over a number"""
+    """to_do: a heading, then sentences with a command or none
+    one: place of a ratio of 1 in each interval, in pixels;  curves: panels as SVG, of a sweep over a number"""
 
     name: str
     claim: str
     basis: str
     tone: str
     checks: list[tuple[bool, str]]
-    to_do: list[tuple[str, str]]
+    to_do: tuple[str, list[tuple[str, str]]]
     ranking: list[Bar]
     one: float
     heat: HeatMap | None
@@ -169,7 +170,7 @@ def page(name: str, jobs: Sequence[Job], answer: Answer | None = None) -> Page:
         basis=f"{len(results)} jobs: {summary.counted(row.verdict for row in ranked)}. {results[0].device_model}.",
         tone=tone,
         checks=checks(results),
-        to_do=commands(jobs) or suggestions(jobs),
+        to_do=to_do(jobs),
         ranking=[Bar(row, scale.interval(row)) for row in ranked] if any(r.verdict.measured for r in results) else [],
         one=scale.x(1.0),
         heat=heat if heat.varies_both_ways else None,
@@ -202,6 +203,16 @@ def checks(results: Sequence[Result]) -> list[tuple[bool, str]]:
         r for r in compared if r.verdict in (Verdict.NOT_EQUIVALENT, Verdict.UNVERIFIED, Verdict.INVALID, Verdict.ERROR)
     ]
     return [*found, *((False, f"{r.workload} · {r.label}: {summary.reason(r) or r.verdict}") for r in wrong)]
+
+
+def to_do(jobs: Sequence[Job]) -> tuple[str, list[tuple[str, str]]]:
+    """The reader's next actions: take the surest stacks, else try what profiles propose, else decide what is open."""
+    if found := commands(jobs):
+        return "The surest stack of each workload:", found
+    if found := suggestions(jobs):
+        return "Try next:", found
+    undecided = [front.undecided(job.result) for job in jobs if job.row.verdict is Verdict.INCONCLUSIVE]
+    return "What is undecided:", [(text, "") for text in dict.fromkeys(undecided)]
 
 
 def commands(jobs: Sequence[Job]) -> list[tuple[str, str]]:

@@ -175,4 +175,7 @@ def test_pages_fit_a_phone(tmp_path: Path) -> None:
 )
 def test_a_page_claims_no_more_than_was_decided(verdicts: list[Verdict], claim: str) -> None:
     jobs = placed(*(job("mlp", f"s{number}", verdict) for number, verdict in enumerate(verdicts)))
-    assert page.page("a sweep", jobs).claim == f"Nothing {claim}"
+    found = page.page("a sweep", jobs)
+    assert found.claim == f"Nothing {claim}"
+    said = [text.partition(":")[0] for text, _ in found.to_do[1]]
+    assert said == ["Build nothing on this"] * (Verdict.INCONCLUSIVE in verdicts)  # once for all jobs
