@@ -177,5 +177,5 @@ def test_a_page_claims_no_more_than_was_decided(verdicts: list[Verdict], claim: 
     jobs = placed(*(job("mlp", f"s{number}", verdict) for number, verdict in enumerate(verdicts)))
     found = page.page("a sweep", jobs)
     assert found.claim == f"Nothing {claim}"
-    said = [text.partition(":")[0] for text, _ in found.to_do[1]]
-    assert said == ["Build nothing on this"] * (Verdict.INCONCLUSIVE in verdicts)  # once for all jobs
+    open_questions = [text for text, _ in found.to_do[1] if text.startswith("Build nothing on this: ")]
+    assert len(open_questions) == (Verdict.INCONCLUSIVE in verdicts)  # once for all jobs
