@@ -326,7 +326,7 @@ def _describe(client: MlflowClient, experiment: Experiment) -> None:
 
 
 def _quieten() -> None:
-    """Migrations narrate every step at INFO; alembic's own set-up would turn that on again."""
+    """Migrations narrate every step at INFO, which alembic's own set-up would turn on again; we name failures."""
     for name in ("alembic", "mlflow.store", "mlflow.tracking"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.ERROR)  # an error that is tried again
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it prints an error with its traceback

@@ -7,9 +7,11 @@ import json
 import math
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -277,6 +279,25 @@ def test_a_server_that_is_away_is_told_at_the_start(
     )
     Recorder(session, silent).start()  # a trial's: its job has said so
     assert capsys.readouterr().err == ""
+
+
+def test_a_data_base_that_refuses_a_run_costs_no_traceback(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(folder / "mlflow.db", tmp_path)
+    run = tracking.start(Tracking(uri=f"sqlite:///{tmp_path}/mlflow.db"), "example")
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as base:
+        base.execute("drop table params")
+    with pytest.raises(TrackingError, match="no such table: params"):
+        run.log_batch(params={"workload": "mlp"})
+    assert capfd.readouterr().err == ""
+
+
+def test_no_record_is_promised_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(SimpleNamespace(output=tmp_path, watch=None))  # type: ignore[arg-type]
+    assert recorder._not_logged("away").endswith(f"away; python -m optexp.sync {tmp_path} sends the record later")
+    monkeypatch.setattr("optexp.records.folder.LEAST_BYTES", float("inf"))
+    assert recorder._not_logged("away") == "not in MLflow: away"
 
 
 def test_a_full_disk_costs_one_sentence(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
