@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from optexp.commands import ui
+from optexp.errors import TrackingError
 from optexp.reporting import logged, mlflow_store, tracking
 from optexp.result import Result
 
@@ -24,6 +26,34 @@ def test_a_store_that_does_not_exist_is_not_made(tmp_path: Path, capsys: pytest.
     assert ui.main(["--store", f"sqlite:///{tmp_path}/mlflow.db", "--no-browser"]) == 1
     assert capsys.readouterr().err.startswith(f"optexp.ui: {tmp_path}/mlflow.db does not exist: ")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_it_says_at_once_that_it_starts_and_takes_no_port_of_another_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mlflow.db").touch()
+    command = ["--store", f"sqlite:///{tmp_path}/mlflow.db", "--no-browser"]
+
+    def view(*_: object) -> str:
+        assert capsys.readouterr().err.startswith("optexp.ui: MLflow is starting on port ")
+        raise TrackingError("stopped here")
+
+    monkeypatch.setattr(tracking, "view", view)
+    assert ui.main(command) == 1
+    assert capsys.readouterr().err == "optexp.ui: stopped here\n"
+    with socket.socket() as other:
+        other.bind((ui.HOST, 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert ui.main([*command, "--port", str(port)]) == 1
+    assert capsys.readouterr().err == f"optexp.ui: port {port} is taken: name another by --port, or none\n"
+
+
+def test_behind_ssh_it_names_the_tunnel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", "10.0.0.7 51022 10.0.0.2 22")
+    assert ui._tunnel(5000) == "; on your own machine: ssh -N -L 5000:127.0.0.1:5000 10.0.0.2"
+    monkeypatch.delenv("SSH_CONNECTION")
+    assert ui._tunnel(5000) == ""
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from typing import Any
 
 from optexp.comparison.adjudicate import adjudicate, facts_of
 from optexp.records import filenames
-from optexp.reporting.wording import corrected_headline, headline, in_earlier_words
+from optexp.reporting.wording import corrected_headline, forms, headline
 from optexp.result import Result, Verdict, digest, finite
 
 Record = Mapping[str, Any]
@@ -122,11 +122,9 @@ def _headline(result: Result) -> Iterator[str]:
         given = headline(replace(result, verdict=decision.alone), precision, against, weakness)
         if measurement.comparisons is not None:
             given = corrected_headline(decision.verdict, decision.reason, given)
-        elif said.endswith(
-            (given, in_earlier_words(given))
-        ):  # an older record does not hold the number that the rest names
+        elif said.endswith(forms(given)):  # an older record does not hold the number that the rest names
             return
-    if said not in (given, in_earlier_words(given)):
+    if said not in forms(given):
         yield f"the headline says {said!r}, and the record gives {given!r}"
 
 

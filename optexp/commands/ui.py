@@ -24,6 +24,7 @@ from optexp.reporting import mlflow_store, tracking
 HOST = "127.0.0.1"
 FIRST_PORT, PORTS = 5000, 100  # the first free one is taken
 PATIENCE_S = 90.0  # until the server answers
+STARTS = "MLflow is starting on port {port}, which takes 10 s or more; its address follows"
 QUICK_START = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # seven processes that evaluate language models
 
 
@@ -39,7 +40,8 @@ def main(arguments: Sequence[str]) -> int:
         if uri.startswith("http"):
             _show(tracking.view(store, uri), options.browser)
             return 0
-        port = options.port or free_port()
+        port = free_port(options.port)
+        print(f"optexp.ui: {STARTS.format(port=port)}", file=sys.stderr, flush=True)
         address = tracking.view(store, f"http://{HOST}:{port}")
     except TrackingError as error:
         print(f"optexp.ui: {error}", file=sys.stderr)
@@ -62,21 +64,30 @@ def _missing(uri: str) -> Path | None:
     return file if file and not file.is_file() else None
 
 
-def free_port() -> int:
-    """The first free port from 5000 on.
+def free_port(named: int | None = None) -> int:
+    """The named port, else the first free one from 5000 on.
 
     Raises:
-        TrackingError: all are taken.
+        TrackingError: it is taken, or all are.
     """
+    if named is not None:
+        if not _is_free(named):
+            raise TrackingError(f"port {named} is taken: name another by --port, or none")
+        return named
     for port in range(FIRST_PORT, FIRST_PORT + PORTS):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
+        if _is_free(port):
             return port
     raise TrackingError(f"no port from {FIRST_PORT} to {FIRST_PORT + PORTS - 1} is free: name one by --port")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
 
 
 def _serve(uri: str, port: int, address: str, browser: bool) -> int:
@@ -96,7 +107,7 @@ def _serve(uri: str, port: int, address: str, browser: bool) -> int:
                 print(f"optexp.ui: mlflow ui could not be started: {last}", file=sys.stderr)
                 return 1
             _show(address, browser)
-            print("Ctrl-C ends the server", flush=True)
+            print(f"Ctrl-C ends the server{_tunnel(port)}", flush=True)
             return 1 if server.wait() else 0
         except KeyboardInterrupt:
             return 0
@@ -104,6 +115,12 @@ def _serve(uri: str, port: int, address: str, browser: bool) -> int:
             with suppress(ProcessLookupError):
                 os.killpg(server.pid, signal.SIGTERM)  # its workers, too
             server.wait()
+
+
+def _tunnel(port: int) -> str:
+    """The command that brings the page to the reader's own machine, where this one was reached by ssh."""
+    machine = os.environ.get("SSH_CONNECTION", "").split()[2:3]
+    return f"; on your own machine: ssh -N -L {port}:{HOST}:{port} {machine[0]}" if machine else ""
 
 
 def _answers(server: subprocess.Popen[bytes], port: int) -> bool:

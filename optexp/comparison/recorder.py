@@ -17,7 +17,7 @@ from optexp.comparison.session import Session
 from optexp.config import search_path
 from optexp.errors import ConfigError, TrackingError
 from optexp.records import filenames
-from optexp.records.folder import tolerating
+from optexp.records.folder import full, tolerating
 from optexp.reporting import card, compiler_page, logged, report, terminal, tracking, waterfall
 from optexp.reporting.tracking import Run
 from optexp.result import Problem, Result, Verdict
@@ -89,7 +89,8 @@ class Recorder:
         (self.output / tracking.OPEN).unlink(missing_ok=True)
 
     def _not_logged(self, reason: object) -> str:
-        return f"not in MLflow: {reason}; python -m optexp.sync {self.output} sends the record later"
+        later = "" if full(self.output) else f"; python -m optexp.sync {self.output} sends the record later"
+        return f"not in MLflow: {reason}{later}"
 
     def _write(self, result: Result) -> None:
         result.seconds = self.watch.rounded()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +112,7 @@ def paste(result: Result, folder: Path) -> tuple[str, str]:
 
 
 def recipes(script: str, result: Result) -> str:
-    """The sections of repro.py that are the stack's, without what surrounds them."""
+    """The sections of repro.py that are the stack's, behind the imports that they need."""
     names = {label.partition("[")[0] for label in result.strategy}
     kept, inside = list[str](), False
     for line in script.splitlines():
@@ -120,7 +121,19 @@ def recipes(script: str, result: Result) -> str:
             kept += [f"# {heading[1]}"] * inside
         elif inside:
             kept.append(line)
-    return re.sub(r"\n{2,}", "\n", "\n".join(kept)).strip()
+    text = re.sub(r"\n{2,}", "\n", "\n".join(kept)).strip()
+    return "\n".join([*_imports(script, text), text])
+
+
+def _imports(script: str, used_by: str) -> list[str]:
+    """The imports of a script that a part of it needs; of all but torch, which every reader has."""
+    used = {node.id for node in ast.walk(ast.parse(used_by)) if isinstance(node, ast.Name)} - {"torch"}
+    found = list[str]()
+    for line in ast.parse(script).body:
+        if isinstance(line, (ast.Import, ast.ImportFrom)):
+            line.names = [each for each in line.names if (each.asname or each.name) in used]
+            found += [ast.unparse(line)] if line.names else []
+    return found
 
 
 def markdown(found: Card) -> str:

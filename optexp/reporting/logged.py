@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from optexp.reporting import summary
 from optexp.reporting.titles import flatten
 from optexp.result import Result, Verdict
-from optexp.support.units import at_least, ratio
+from optexp.support.units import at_least, low_to_high, ratio
 
 VALUE_LIMIT = 6000  # characters of a param that MLflow keeps
 TAG_LIMIT = 8000
@@ -184,7 +184,7 @@ def brief(result: Result) -> str:
     sure = speedup and result.verdict is Verdict.FASTER
     gain = ""
     if speedup and result.verdict is Verdict.INCONCLUSIVE:
-        gain = f" {speedup.low:.3g} to {speedup.high:.3g}×"
+        gain = f" {low_to_high(speedup.low, speedup.high)}×"
     elif speedup:
         gain = f" at least {at_least(speedup.low)}×" if sure else f" {ratio(speedup.estimate)}"
     shown = {row.name: row for row in summary.rows(result)}

@@ -12,20 +12,23 @@ from urllib.parse import urlencode
 
 BY_WORKLOAD, ALL = "optexp", "optexp_all"  # of the views
 COLUMNS = {  # with their widths
-    "tags.`optexp.verdict`": 130,
-    "metrics.`speedup/low`": 110,
-    "metrics.`time/candidate_us`": 130,
-    "metrics.`memory/candidate_peak_mib`": 130,
-    "params.`workload`": 110,
-    "params.`strategy`": 180,
+    "tags.`optexp.verdict`": 120,
+    "metrics.`speedup/low`": 100,
+    "metrics.`time/candidate_us`": 125,
+    "metrics.`memory/candidate_peak_mib`": 120,
+    "params.`strategy`": 150,
+    "params.`workload`": 110,  # of which groups tell, too: what a narrow window cuts off
 }
 SECTION = "optexp"
 CHARTS: tuple[Mapping[str, Any], ...] = (
+    {"type": "SCATTER", "xaxis": {"key": "strategy", "type": "PARAM"},
+     "yaxis": {"key": "speedup/low", "type": "METRIC"}},
     {"type": "BAR", "metricKey": "speedup/low"},
     {"type": "PARALLEL", "selectedParams": ["workload", "strategy"], "selectedMetrics": ["speedup/low"]},
     {"type": "BAR", "metricKey": "time/candidate_us"},
     {"type": "BAR", "metricKey": "memory/candidate_peak_mib"},
-)
+)  # fmt: skip
+CHARTS_ABREAST = 2  # three have no room for the names of their runs
 MAX_RUNS = 100  # in a chart
 MADE_MS = 1_750_000_000_000  # when a view was made, which MLflow wants to know
 
@@ -45,7 +48,7 @@ def _view(name: str, grouped: bool) -> str:
         "columnOrder": list(COLUMNS),
         "columnWidths": COLUMNS,
         "compareRunCharts": charts,
-        "compareRunSections": [{**section, "deleted": False, "isGenerated": False}],
+        "compareRunSections": [{**section, "deleted": False, "isGenerated": False, "columns": CHARTS_ABREAST}],
         "isAccordionReordered": True,  # else MLflow sorts its own sections before this one
         "runsHiddenMode": "SHOW_ALL",
         "groupBy": group if grouped else None,
@@ -59,6 +62,13 @@ EXPERIMENT_TAGS = {
     f"mlflow.sharedViewState.{BY_WORKLOAD}": _view("strategies by workload", grouped=True),
     f"mlflow.sharedViewState.{ALL}": _view("all comparisons, best first", grouped=False),
 }
+DESCRIPTION = "mlflow.note.content"
+
+
+def description(experiment_id: str) -> str:
+    """Of the experiment: the way to the view, as MLflow's own address opens a page about language models."""
+    link = address("", experiment_id).lstrip("/")  # relative, as a server may have a prefix
+    return f"Comparisons of optexp: [strategies by workload]({link}). *Model training* on the left keeps such pages."
 
 
 def address(server: str, experiment_id: str, view: str = BY_WORKLOAD) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 
 from optexp.reporting import front, summary
 from optexp.reporting.titles import titles
 from optexp.result import Result, Speedup, Verdict
-from optexp.support.units import at_least, mebibytes, microseconds, ratio
+from optexp.support.units import at_least, low_to_high, mebibytes, microseconds, ratio
 
 
 @dataclass(frozen=True)
@@ -74,8 +73,7 @@ class RankedRow:
         """The estimate with both ends; the ends alone where they decide nothing."""
         if self.speedup is None:
             return ""
-        high = f"{self.speedup.high:.3g}" if isfinite(self.speedup.high) else "∞"
-        ends = f"{at_least(self.speedup.low)} to {high}"
+        ends = low_to_high(self.speedup.low, self.speedup.high)
         return f"undecided, {ends}" if self.verdict is Verdict.INCONCLUSIVE else f"{self.estimate} ({ends})"
 
     @property

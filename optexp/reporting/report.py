@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from omegaconf import OmegaConf
 
 from optexp.records import filenames
@@ -72,6 +72,7 @@ def templates() -> Environment:
         "bytes": byte_size,
         "signed_bytes": signed_bytes,
         "unit": lambda text: str(text).replace(" ", "\u00a0", 1),  # a number keeps its unit
+        "breaking": breaking,
         "words": lambda name: str(name).replace("_", " "),
     }
     return environment
@@ -95,6 +96,11 @@ def _script(typed: Sequence[str], result: Result) -> str:
     own = [str(argument) for argument in result.config.get("workload.arguments") or ()]
     path = str(result.config["workload.path"])
     return shlex.join(["python", "-m", "optexp.run", *before, path, *(["--", *own] if own else [])])
+
+
+def breaking(label: str) -> Markup:
+    """A stack's name that may break after a member and before its options."""
+    return Markup(str(escape(label)).replace("+", "+<wbr>").replace("[", "<wbr>["))
 
 
 def cell(value: object) -> str:

@@ -79,10 +79,9 @@ def less_exact(result: Result) -> bool:
 def rows(result: Result, details: bool = False) -> list[Row]:
     """Time, throughput, memory and kernels of both arms; `details` adds what the report has room for."""
     before, after = result.baseline, result.candidate
-    # The interval's own estimate: a ratio of medians may differ from it in the last digit.
-    time_change = 1 / result.speedup.estimate if result.speedup else None
+    gain = result.speedup.estimate if result.speedup else None  # of pairs: a ratio of medians may differ from it
     found = [
-        _row("time/step", before.step_us, after.step_us, microseconds, "slower", "faster", time_change),
+        _row("time/step", before.step_us, after.step_us, microseconds, "slower", "faster", 1 / gain if gain else None),
         _row("device time/step", before.device_us, after.device_us, microseconds, "slower", "faster"),
         _row("device busy/step", before.busy_us, after.busy_us, microseconds, "longer", "shorter"),
         _row("device time/step, cold L2", before.cold_us, after.cold_us, microseconds, "slower", "faster"),
@@ -92,7 +91,7 @@ def rows(result: Result, details: bool = False) -> list[Row]:
             if all((*_both(result, "alone_us"), *_both(result, key)))  # else too few steps were timed alone
         ),
         physics(result),
-        _row("throughput", before.throughput, after.throughput, rate, "more", "less"),
+        _row("throughput", before.throughput, after.throughput, rate, "more", "less", gain),
         _row("energy/step", before.energy_j, after.energy_j, joules, "more", "less"),
         _row("power", before.power_w, after.power_w, watts, "more", "less"),
         _row("GPU utilisation (NVML)", before.utilisation, after.utilisation, share, "more", "less"),

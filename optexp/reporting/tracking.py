@@ -31,6 +31,7 @@ from optexp.reporting.mlflow_store import (
 from optexp.result import Result, Verdict
 
 if TYPE_CHECKING:
+    from mlflow.entities import Experiment
     from mlflow.entities import Run as StoredRun
     from mlflow.tracking import MlflowClient
 
@@ -300,24 +301,32 @@ def _client(uri: str) -> MlflowClient:
 
 def _experiment(client: MlflowClient, name: str, uri: str) -> str:
     found = client.get_experiment_by_name(name)
-    if found is not None:
-        if found.lifecycle_stage != "active":
-            raise TrackingError(f"the MLflow experiment {name!r} was deleted: restore it or set tracking.experiment=")
-        for tag, value in mlflow_view.EXPERIMENT_TAGS.items():  # another program or version made it
-            if found.tags.get(tag) != value:
-                client.set_experiment_tag(found.experiment_id, tag, value)
-        return str(found.experiment_id)
-    try:
-        return str(client.create_experiment(name, artifacts(uri), mlflow_view.EXPERIMENT_TAGS))
-    except Exception:
-        found = client.get_experiment_by_name(name)  # another process was faster
-        if found is None:
-            raise
-        return str(found.experiment_id)
+    if found is None:
+        try:
+            client.create_experiment(name, artifacts(uri), mlflow_view.EXPERIMENT_TAGS)
+        except Exception:
+            if client.get_experiment_by_name(name) is None:  # else another process was faster
+                raise
+        found = client.get_experiment_by_name(name)
+        assert found is not None
+    if found.lifecycle_stage != "active":
+        raise TrackingError(f"the MLflow experiment {name!r} was deleted: restore it or set tracking.experiment=")
+    _describe(client, found)
+    return str(found.experiment_id)
+
+
+def _describe(client: MlflowClient, experiment: Experiment) -> None:
+    """Give an experiment that another program or version made what it lacks; a person's description is kept."""
+    wanted = dict(mlflow_view.EXPERIMENT_TAGS)
+    if mlflow_view.DESCRIPTION not in experiment.tags:
+        wanted[mlflow_view.DESCRIPTION] = mlflow_view.description(experiment.experiment_id)
+    for tag, value in wanted.items():
+        if experiment.tags.get(tag) != value:
+            client.set_experiment_tag(experiment.experiment_id, tag, value)
 
 
 def _quieten() -> None:
-    """Migrations narrate every step at INFO; alembic's own set-up would turn that on again."""
+    """Migrations narrate every step at INFO, which alembic's own set-up would turn on again; we name failures."""
     for name in ("alembic", "mlflow.store", "mlflow.tracking"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.ERROR)  # an error that is tried again
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it prints an error with its traceback

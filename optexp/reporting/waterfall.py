@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from optexp.records import filenames
 from optexp.records.trials import Gain, kept
 from optexp.result import Result, Verdict
-from optexp.support.units import joules, mebibytes, microseconds, ratio
+from optexp.support.units import joules, low_to_high, mebibytes, microseconds, ratio
 
 FIGURES: Mapping[str, tuple[Callable[[float], str], str]] = {  # by objective: how it is shown, and its field
     "memory": (mebibytes, "peak_mib"),
@@ -125,8 +126,8 @@ def said(gain: Gain | None) -> str:
     """1.31× (1.28 to 1.34)."""
     if gain is None:
         return ""
-    high = "∞" if gain.high is None or gain.high > 1e4 else f"{gain.high:.3g}"
-    return f"{ratio(gain.estimate)} ({gain.low:.3g} to {high})"
+    high = inf if gain.high is None or gain.high > 1e4 else gain.high
+    return f"{ratio(gain.estimate)} ({low_to_high(gain.low, high)})"
 
 
 def _baseline(result: Result) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from optexp.records.profile import SAME_STEP, ProfileRecord
 from optexp.records.verification import Recheck, Verification
 from optexp.result import Result, Verdict
-from optexp.support.units import at_least, percent, ratio
+from optexp.support.units import at_least, low_to_high, percent, ratio
 
 # What a gate asks of every tensor; errors are distances from fp64.
 GATES = {
@@ -95,14 +95,17 @@ def far_off(found: Mapping[str, Sequence[int]], yardstick: str) -> list[str]:
 
 
 CROWDED = "other programs used the cores; run again on an idle machine"
+ENDS = re.compile(r"( interval \S+ to )(\d[\d.]*|∞)")
 SPREAD = re.compile(
     r"the interval allows for (\S+ %) between processes, as (is usual|earlier runs on this device differ)"
 )
 
 
-def in_earlier_words(text: str) -> str:
-    """A headline as older records say it."""
-    return SPREAD.sub(r"processes differ by \1", text).replace(CROWDED, "a machine that does nothing else decides more")
+def forms(headline: str) -> tuple[str, str, str]:
+    """A headline as this version says it, and as older records do: without zeros at the end; in other words, too."""
+    digits = ENDS.sub(lambda found: f"{found[1]}{float(found[2].replace('∞', 'inf')):.3g}", headline)
+    words = SPREAD.sub(r"processes differ by \1", digits)
+    return headline, digits, words.replace(CROWDED, "a machine that does nothing else decides more")
 
 
 def headline(result: Result, precision: str, against: str, weakness: str | None) -> str:
@@ -120,8 +123,8 @@ def headline(result: Result, precision: str, against: str, weakness: str | None)
     if result.measurement and (spread := result.measurement.spread):
         known = "as earlier runs on this device differ" if "earlier" in spread.source else "as is usual"
         processes += f"; the interval allows for {100 * spread.deviation:.2g} % between processes, {known}"
-    interval = f"{percent(speedup.confidence)} interval {at_least(low)} to {high:.3g}"
-    basis = f"best estimate {ratio(estimate)}, {interval}, {processes}"
+    ends = f"{percent(speedup.confidence)} interval {low_to_high(low, high)}"
+    basis = f"best estimate {ratio(estimate)}, {ends}, {processes}"
     if result.measurement and result.measurement.l2.headline == "cold":
         basis += ", device time with emptied caches"
     match verdict:

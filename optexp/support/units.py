@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from math import floor, log10
+from math import floor, isfinite, log10
 
 SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 BYTES = {"": 1.0, "B": 1.0, **{f"{p}iB": 2.0 ** (10 * (n + 1)) for n, p in enumerate("KMGT")}} | {
@@ -21,8 +21,18 @@ def ratio(value: float) -> str:
 
 def at_least(value: float) -> str:
     """The same three digits, never rounded up: what is promised must hold."""
-    digits = max(0, 2 - floor(log10(value))) if value > 0 else 0
+    digits = _decimals(value)
     return f"{floor(value * 10**digits) / 10**digits:.{digits}f}"
+
+
+def low_to_high(low: float, high: float) -> str:
+    """Both ends with three digits, zeros included: 1.13 to 1.70, 0.844 to ∞."""
+    return f"{at_least(low)} to {f'{high:.{_decimals(high)}f}' if isfinite(high) else '∞'}"
+
+
+def _decimals(value: float) -> int:
+    """Of three digits."""
+    return max(0, 2 - floor(log10(value))) if value > 0 else 0
 
 
 def percent(confidence: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isinf
 from typing import Any
 
 from optexp.records.profile import ArmProfile
@@ -141,7 +140,7 @@ def _interval(point: Point) -> str:
     found = point.result.speedup
     if found is None:
         return ""
-    ends = f"{found.low:.3g} to {'∞' if isinf(found.high) else f'{found.high:.3g}'}"
+    ends = units.low_to_high(found.low, found.high)
     return f"undecided, {ends}" if point.undecided else f"{units.ratio(found.estimate)} ({ends})"
 
 

@@ -16,11 +16,11 @@ from markupsafe import Markup
 from omegaconf import OmegaConf
 
 from optexp.records import filenames
-from optexp.reporting import markdown, report, summary
+from optexp.reporting import front, markdown, report, summary
 from optexp.reporting.ranking import RankedRow
 from optexp.reporting.titles import titles
 from optexp.result import Result, Verdict
-from optexp.support.units import at_least
+from optexp.support.units import low_to_high
 from optexp.sweeps import plot, study_table
 from optexp.sweeps.curves import curves
 from optexp.sweeps.figures import Point
@@ -28,8 +28,10 @@ from optexp.sweeps.heat_map import HeatMap
 from optexp.sweeps.study import Study
 
 WIDTH, MARGIN = 300, 8  # of an interval, in pixels
+SENTENCE = 40  # letters: a text that is longer needs the whole width
+NOTE = "note"
 HEADS = [
-    "job", "workload", "strategy", "verdict", "at least", "estimate", "at most", "time/step", "peak memory", "note",
+    "job", "workload", "strategy", "verdict", "at least", "estimate", "at most", "time/step", "peak memory", NOTE,
 ]  # fmt: skip
 
 
@@ -51,6 +53,33 @@ class Bar:
 
     job: RankedRow
     interval: tuple[float, float, float] | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose sentences stand below their rows.
+
+    rows: cells, then sentences of a row
+    """
+
+    heads: list[str]
+    rows: list[tuple[list[str], list[str]]]
+
+    @classmethod
+    def of(cls, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+        """A column with a sentence leaves the table."""
+        wide = [any(len(row[n]) > SENTENCE for row in rows) for n in range(len(heads))]
+        named = [
+            [(head, text) for head, text, out in zip(heads, row, wide, strict=True) if out and text] for row in rows
+        ]
+        return cls(
+            [head for head, out in zip(heads, wide, strict=True) if not out],
+            [
+                ([text for text, out in zip(row, wide, strict=True) if not out],
+                 [text if head == NOTE else f"{head}: {text}" for head, text in below])
+                for row, below in zip(rows, named, strict=True)
+            ],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,14 +114,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Page:
-    """one: place of a ratio of 1 in each interval, in pixels;  curves: panels as SVG, of a sweep over a number"""
+    """to_do: a heading, then sentences with a command or none
+    one: place of a ratio of 1 in each interval, in pixels;  curves: panels as SVG, of a sweep over a number"""
 
     name: str
     claim: str
     basis: str
     tone: str
     checks: list[tuple[bool, str]]
-    to_do: list[tuple[str, str]]
+    to_do: tuple[str, list[tuple[str, str]]]
     ranking: list[Bar]
     one: float
     heat: HeatMap | None
@@ -100,6 +130,12 @@ class Page:
     curves: list[Markup] = field(default_factory=list)
     heads: list[str] = field(default_factory=list)
     rows: list[list[str]] = field(default_factory=list)
+
+    @property
+    def table(self) -> Table:
+        """The jobs, or the answer of a study."""
+        shown = self.answer or self
+        return Table.of(shown.heads, shown.rows)
 
 
 def write(name: str, results: Mapping[Path, Result], folder: Path, answer: Answer | None = None) -> None:
@@ -131,10 +167,10 @@ def page(name: str, jobs: Sequence[Job], answer: Answer | None = None) -> Page:
     return Page(
         name=name,
         claim=claim,
-        basis=f"{len(results)} jobs: {summary.counted(r.verdict for r in results)}. {results[0].device_model}.",
+        basis=f"{len(results)} jobs: {summary.counted(row.verdict for row in ranked)}. {results[0].device_model}.",
         tone=tone,
         checks=checks(results),
-        to_do=commands(jobs) or suggestions(jobs),
+        to_do=to_do(jobs),
         ranking=[Bar(row, scale.interval(row)) for row in ranked] if any(r.verdict.measured for r in results) else [],
         one=scale.x(1.0),
         heat=heat if heat.varies_both_ways else None,
@@ -167,6 +203,16 @@ def checks(results: Sequence[Result]) -> list[tuple[bool, str]]:
         r for r in compared if r.verdict in (Verdict.NOT_EQUIVALENT, Verdict.UNVERIFIED, Verdict.INVALID, Verdict.ERROR)
     ]
     return [*found, *((False, f"{r.workload} · {r.label}: {summary.reason(r) or r.verdict}") for r in wrong)]
+
+
+def to_do(jobs: Sequence[Job]) -> tuple[str, list[tuple[str, str]]]:
+    """The reader's next actions: take the surest stacks, else try what profiles propose, else decide what is open."""
+    if found := commands(jobs):
+        return "The surest stack of each workload:", found
+    if found := suggestions(jobs):
+        return "Try next:", found
+    undecided = [front.undecided(job.result) for job in jobs if job.row.verdict is Verdict.INCONCLUSIVE]
+    return "What is undecided:", [(text, "") for text in dict.fromkeys(undecided)]
 
 
 def commands(jobs: Sequence[Job]) -> list[tuple[str, str]]:
@@ -227,9 +273,20 @@ class _Scale:
 
 def _cells(row: RankedRow) -> list[str]:
     found = row.speedup
-    ends = [at_least(found.low), f"{found.estimate:.3g}", f"{found.high:.3g}"] if found else [""] * 3
+    low, high = low_to_high(found.low, found.high).split(" to ") if found else ("", "")
     job = row.link.partition("/")[0]
-    return [job, row.title, row.strategy, str(row.verdict), *ends, row.time, row.memory, row.note]
+    return [
+        job,
+        row.title,
+        row.strategy,
+        str(row.verdict),
+        low,
+        row.estimate.rstrip("×"),
+        high,
+        row.time,
+        row.memory,
+        row.note,
+    ]
 
 
 def raw(jobs: Sequence[Job]) -> tuple[list[str], list[list[Any]]]:

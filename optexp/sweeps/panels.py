@@ -17,7 +17,8 @@ from optexp.sweeps.figures import FIGURES, Point, heading
 from optexp.sweeps.study import Study
 
 BAR, HEIGHT = 0.3, 3.3  # inches: of a bar with its room, and of a panel with lines
-SHORT = 46  # characters of a verdict where a bar would stand
+SHORT = 46  # characters of a verdict where a bar would stand, if they have room
+LETTER = 0.066  # inches: its width, in the smallest print
 UNDECIDED = "undecided"
 DECIDED = ("speedup", "step_us", "throughput")  # what verdicts are about
 BASELINE, CANDIDATE = "baseline", "candidate"
@@ -176,11 +177,11 @@ def _up(axes: Any, study: Study, ends: tuple[float, float]) -> None:
 
 def _bars(axes: Any, panel: Panel) -> None:
     """A bar for each point, from the left, so that names need no turning and no breaking."""
-    size = panel.scale[1]
+    size, names = panel.scale[1], _names(panel)
     for place, point in enumerate(panel.points):
         value = point.value(panel.y)
         if not drawable(value):
-            _beside(axes, 0.0, place, _instead(point), color="#666", style="italic")
+            _beside(axes, 0.0, place, _instead(point, _room(axes, names)), color="#666", style="italic")
             continue
         kind = _kind(point, panel.y)
         hatched = {"facecolor": "white", "edgecolor": "#777", "hatch": "////"}
@@ -188,12 +189,12 @@ def _bars(axes: Any, panel: Panel) -> None:
         error = {"xerr": [[lengths[0]], [lengths[1]]], "capsize": 3, "ecolor": "#444"} if lengths else {}
         axes.barh(place, value / size, 0.7, **(hatched if kind == UNDECIDED else {"color": COLOURS[kind]}), **error)
         _beside(axes, value / size + (lengths[1] if lengths else 0.0), place, _said(point, panel.y))
-    axes.set_yticks(range(len(panel.points)), _names(panel), fontsize=8)
+    axes.set_yticks(range(len(panel.points)), names, fontsize=8)
     axes.set_ylim(len(panel.points) - 0.4, -0.6)
     highest = panel.ends()[1]
     axes.set_xlim(0, 1.75 * highest if highest > 0 else 1)
     axes.tick_params(axis="x", labelsize=8)
-    axes.set_title(panel.title, fontsize=9, loc="left")
+    axes.set_xlabel(panel.title, fontsize=9, loc="left")
     if panel.y == "speedup":
         axes.axvline(1, color="black", linewidth=1, zorder=0.5)
     kinds = dict.fromkeys(_kind(point, panel.y) for point in panel.drawn)
@@ -202,8 +203,8 @@ def _bars(axes: Any, panel: Panel) -> None:
             handles=[*map(_legend, kinds)],
             frameon=False,
             fontsize=8,
-            loc="lower right",
-            bbox_to_anchor=(1, 1),
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
             ncols=4,
             borderpad=0,
         )
@@ -219,10 +220,16 @@ def _legend(kind: str) -> Patch:
     return Patch(color=COLOURS[kind], label=kind)
 
 
-def _instead(point: Point) -> str:
+def _room(axes: Any, names: Sequence[str]) -> int:
+    """Letters that fit between the names and the right edge."""
+    inches = axes.figure.get_figwidth() / axes.get_subplotspec().get_gridspec().ncols
+    return min(SHORT, int(inches / LETTER) - max(map(len, names)) - 5)
+
+
+def _instead(point: Point, room: int) -> str:
     """Where a bar would stand: the verdict, and what it found or why it found nothing."""
     found = " ".join(filter(None, (point.verdict or "not measured", point.cell("speedup"))))
-    return found if len(found) <= SHORT else f"{found[: SHORT - 1]}…"
+    return found if len(found) <= room else f"{found[: room - 1]}…"
 
 
 def _names(panel: Panel) -> list[str]:

@@ -161,7 +161,7 @@ def test_an_error_shows_the_end_of_the_arms_traceback(capsys: pytest.CaptureFixt
 def test_a_measured_verdict_compares_the_arms(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [re.split(r"\s{2,}", line.strip()) for line in shown(RESULTS[Verdict.FASTER], capsys).splitlines()]
     assert ["time/step", "752 µs", "127 µs", "5.92× faster"] in lines
-    assert ["throughput", "340 k/s", "2.01 M/s", "5.91× more"] in lines
+    assert ["throughput", "340 k/s", "2.01 M/s", "5.92× more"] in lines
     assert ["peak memory", "41.5 MiB", "48.9 MiB", "1.18× more"] in lines
     assert ["kernels/step", "47", "47", "same"] in lines
     labels = [line[0] for line in lines]

@@ -7,9 +7,11 @@ import json
 import math
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -214,6 +216,18 @@ def test_a_sweep_and_its_runs_in_a_store_of_their_own(
     columns = (column.partition(".") for column in view["selectedColumns"])
     assert all(name.strip("`") in kinds[kind] for kind, _, name in columns)
     assert all(chart.get("metricKey", "speedup/low") in run.data.metrics for chart in view["compareRunCharts"])
+    first = view["compareRunCharts"][0]  # speedup over strategy
+    assert (first["xaxis"]["key"] in run.data.params, first["yaxis"]["key"] in run.data.metrics) == (True, True)
+
+
+def test_an_experiment_leads_to_the_view_unless_a_person_described_it(folder: Path) -> None:
+    run = tracking.start(Tracking(), "any")
+    assert f"(#/experiments/{run.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey=optexp)" in str(
+        run.client.get_experiment(run.experiment_id).tags["mlflow.note.content"]
+    )
+    run.client.set_experiment_tag(run.experiment_id, "mlflow.note.content", "of the team")
+    tracking.start(Tracking(), "another")
+    assert run.client.get_experiment(run.experiment_id).tags["mlflow.note.content"] == "of the team"
 
 
 def test_an_error_is_no_success_in_the_store(folder: Path, tmp_path: Path) -> None:
@@ -265,6 +279,25 @@ def test_a_server_that_is_away_is_told_at_the_start(
     )
     Recorder(session, silent).start()  # a trial's: its job has said so
     assert capsys.readouterr().err == ""
+
+
+def test_a_data_base_that_refuses_a_run_costs_no_traceback(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(folder / "mlflow.db", tmp_path)
+    run = tracking.start(Tracking(uri=f"sqlite:///{tmp_path}/mlflow.db"), "example")
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as base:
+        base.execute("drop table params")
+    with pytest.raises(TrackingError, match="no such table: params"):
+        run.log_batch(params={"workload": "mlp"})
+    assert capfd.readouterr().err == ""
+
+
+def test_no_record_is_promised_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(SimpleNamespace(output=tmp_path, watch=None))  # type: ignore[arg-type]
+    assert recorder._not_logged("away").endswith(f"away; python -m optexp.sync {tmp_path} sends the record later")
+    monkeypatch.setattr("optexp.records.folder.LEAST_BYTES", float("inf"))
+    assert recorder._not_logged("away") == "not in MLflow: away"
 
 
 def test_a_full_disk_costs_one_sentence(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,9 @@
 import pytest
 
 from optexp.records.measurement import Measurement, Watch
-from optexp.reporting.wording import CROWDED, headline, in_earlier_words
+from optexp.reporting.wording import CROWDED, forms, headline
 from optexp.result import Result, Speedup, Verdict
-from optexp.support.units import at_least, duration, percent, ratio
+from optexp.support.units import at_least, duration, low_to_high, percent, ratio
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,8 @@ def test_at_least_holds(value: float, text: str) -> None:
 def test_ratios_carry_three_digits() -> None:
     assert [ratio(value) for value in (0.5612, 1.309, 12.41, 103.6)] == ["0.56×", "1.31×", "12.4×", "104×"]
     assert ratio(0.00371) == "0.0037×"
+    assert low_to_high(1.1399, 1.7) == "1.13 to 1.70"
+    assert low_to_high(0.8449, float("inf")) == "0.844 to ∞"
     assert [percent(share) for share in (0.99, 0.995, 0.9973)] == ["99%", "99.5%", "99.73%"]
 
 
@@ -33,7 +35,10 @@ def test_durations_have_no_power_of_ten(seconds: float, text: str) -> None:
 def test_headlines_of_older_records_are_known() -> None:
     now = f"one process; the interval allows for 5.3 % between processes, as is usual): {CROWDED}"
     then = "one process; processes differ by 5.3 %): a machine that does nothing else decides more"
-    assert in_earlier_words(now) == then
+    assert forms(now) == (now, now, then)
+    digits = "99% interval 0.844 to 1.70, one process"
+    assert forms(digits)[1] == "99% interval 0.844 to 1.7, one process"
+    assert forms("99% interval 0.84 to ∞, one process")[1] == "99% interval 0.84 to inf, one process"
 
 
 @pytest.mark.parametrize(

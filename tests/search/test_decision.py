@@ -186,7 +186,7 @@ def test_an_undecided_winner_is_neither_gain_nor_loss(tmp_path: Path) -> None:
     result = replace(lost, verdict=Verdict.INCONCLUSIVE)
     *_, open_ = waterfall.waterfall(result)
     assert (open_.saved, open_.added, open_.open, open_.solid) == pytest.approx((0, 0, 0.25, 1))
-    assert open_.text == "undecided: 0.80× (0.5 to 1.3)"
+    assert open_.text == "undecided: 0.80× (0.500 to 1.30)"
     assert waterfall.draw(result, tmp_path)
     parts = trial_sections.drawn(result)[-1]
     assert (parts.added, parts.open, parts.solid) == pytest.approx((0, 20, 80))

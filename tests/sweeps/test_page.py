@@ -62,7 +62,7 @@ def answered(name: str, folder: Path) -> None:
 
 
 def test_a_sweep_has_verdict_picture_map_and_commands(tmp_path: Path) -> None:
-    page.write("the sweep", swept(tmp_path), tmp_path)
+    page.write("the sweep", dict(reversed(swept(tmp_path).items())), tmp_path)  # the best job ran last
     html = (tmp_path / "report.html").read_text()
     outline = Outline(html)
     text = re.sub(r"\s+", " ", outline.text)
@@ -88,6 +88,13 @@ def test_tables_are_for_other_programs_and_for_people(tmp_path: Path) -> None:
     lines = (tmp_path / "table.md").read_text().splitlines()
     assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
     assert "| 2 | gelu | fusion | FASTER | 3.00 |" in lines[2]
+
+
+def test_a_sentence_stands_below_its_row_where_nothing_cuts_it() -> None:
+    said = "other programs used the cores for half of the time"
+    found = page.Table.of(["job", "note", "why"], [["0", said, ""], ["1", "", said]])
+    assert found.heads == ["job"]
+    assert found.rows == [(["0"], [said]), (["1"], [f"why: {said}"])]
 
 
 def test_no_map_where_one_thing_varies() -> None:
@@ -168,4 +175,7 @@ def test_pages_fit_a_phone(tmp_path: Path) -> None:
 )
 def test_a_page_claims_no_more_than_was_decided(verdicts: list[Verdict], claim: str) -> None:
     jobs = placed(*(job("mlp", f"s{number}", verdict) for number, verdict in enumerate(verdicts)))
-    assert page.page("a sweep", jobs).claim == f"Nothing {claim}"
+    found = page.page("a sweep", jobs)
+    assert found.claim == f"Nothing {claim}"
+    open_questions = [text for text, _ in found.to_do[1] if text.startswith("Build nothing on this: ")]
+    assert len(open_questions) == (Verdict.INCONCLUSIVE in verdicts)  # once for all jobs

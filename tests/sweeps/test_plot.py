@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from optexp.result import Verdict
 from optexp.sweeps.panels import Panel, by_label
-from optexp.sweeps.plot import draw, panels, shared, tell
+from optexp.sweeps.plot import NARROW, draw, panels, shared, tell
 from optexp.sweeps.study import completed, points
 from tests.sweeps import recorded
 from tests.sweeps.test_study import STUDIES, compared, profiled, study
@@ -85,6 +85,24 @@ def test_the_undecided_is_hollow_and_said() -> None:
     bars.draw(axes := Figure().subplots())
     assert sum(bool(patch.get_hatch()) for patch in axes.patches) == 1
     assert "  ".join(text.get_text() for text in axes.texts).count("undecided, 0.947 to 1.16") == 1
+
+
+def test_words_of_bars_neither_leave_the_picture_nor_cover_each_other() -> None:
+    asked = study(by="strategy")
+    jobs = [compared(8, "amp", 100, 50), compared(8, "inplace", 100, 95, Verdict.INCONCLUSIVE)]
+    lost = compared(8, "fusion[backend=torchscript]", 100, 50, Verdict.UNSUPPORTED)
+    lost.headline = "UNSUPPORTED: fusion: CUDA C++ needs a CUDA device, and this run is on the CPU"
+    found = points(asked, [(job, "") for job in (*jobs, lost)])
+    figure = Figure(figsize=(NARROW, 3.0), layout="constrained")
+    Panel(asked, found, found, "strategy", "step_us").draw(axes := figure.subplots())
+    figure.draw_without_rendering()
+    words = [text for text in axes.texts if text.get_text().startswith("UNSUPPORTED: fusion")]
+    assert words
+    assert all(text.get_window_extent().x1 <= figure.bbox.width for text in words)
+    heads = [text for text in (axes._left_title, axes.title, axes.xaxis.label) if text.get_text()]
+    assert heads
+    legend = axes.get_legend().get_window_extent()
+    assert not any(legend.overlaps(text.get_window_extent()) for text in heads)
 
 
 def test_reasons_stand_below_the_picture_once() -> None:

@@ -205,7 +205,7 @@ def test_a_baseline_stands_beside_what_was_compared_with_it_once() -> None:
         ["8", "baseline", "100 µs"], ["8", "amp", "50 µs"], ["8", "fusion", "25 µs"],
         ["16", "baseline", "200 µs"], ["16", "amp", "100 µs"],
     ]  # fmt: skip
-    assert rows[1][3:] == ["2.00× (1.8 to 2.2)", "2.00×", "FASTER"]
+    assert rows[1][3:] == ["2.00× (1.80 to 2.20)", "2.00×", "FASTER"]
     assert [rows[0][3], rows[0][5]] == ["", ""]  # a baseline is no finding
 
 
@@ -256,7 +256,7 @@ def test_what_is_undecided_is_no_ratio() -> None:
 
 
 def test_times_and_rates_have_the_interval_of_their_ratio() -> None:
-    (point,) = points(study(), [(compared(8, "amp", 100, 50), "")])  # 2× (1.8 to 2.2)
+    (point,) = points(study(), [(compared(8, "amp", 100, 50), "")])  # 2× (1.80 to 2.20)
     assert point.interval("step_us") == pytest.approx((100 / 2.2, 100 / 1.8))
     assert point.interval("throughput") == pytest.approx((2e4 * 0.9, 2e4 * 1.1))
     assert point.interval("kernels") is None
@@ -333,7 +333,7 @@ def test_a_page_survives_what_jobs_say() -> None:
 def test_an_error_bar_is_the_interval() -> None:
     point = Point(compared(8, "amp", 100, 50), "candidate")
     assert point.value("speedup") == 2
-    assert point.cell("speedup") == "2.00× (1.8 to 2.2)"
+    assert point.cell("speedup") == "2.00× (1.80 to 2.20)"
 
 
 def test_products_are_counted_and_other_operators_are_not() -> None:
