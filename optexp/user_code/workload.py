@@ -9,7 +9,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -17,7 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from optexp.errors import ConfigError
-from optexp.program import STEPS, Batch, Feed, Program, ResidentFeed, keeping, map_batch, placed, prime, tensors_of
+from optexp.program import (
+    STEPS,
+    Batch,
+    Feed,
+    NotCalled,
+    Program,
+    ResidentFeed,
+    keeping,
+    map_batch,
+    placed,
+    prime,
+    tensors_of,
+)
 from optexp.program.feeds import LoaderFeed
 from optexp.schema import suggest
 from optexp.user_code.adapters import (
@@ -37,6 +49,7 @@ from optexp.user_code.given_batches import GivenBatches
 from optexp.user_code.layout import Layout, constants_of, find_labels
 from optexp.user_code.learning import criterion, new_optimizer
 from optexp.user_code.left_gradients import follow, learn
+from optexp.user_code.own_optimizers import steps_alone
 from optexp.user_code.parts import Parts
 from optexp.user_code.step_state import TrackedStepState, move
 from optexp.user_code.train_step import TrainStep
@@ -167,7 +180,8 @@ class UserWorkload(Workload):
         if parts.train_step is not None and not own_step:
             self.remarks.append("train_step is not used, because mode is not train")
         loss = scalar(criterion(self)) if trains and not own_step else None
-        optimizer = new_optimizer(self, model) if learns else None
+        given = self.optimizer is not None or parts.optimizer is not None
+        optimizer = None if not learns else new_optimizer(self, model) if given or not own_step else NotCalled()
         for code in (own_step, parts.loss if trains else None):
             if code is not None:
                 move(code, model, device, dtype)
@@ -182,6 +196,9 @@ class UserWorkload(Workload):
             made_with=(parts.model.args, parts.model.kwargs),
             step_state=self.tracked(own_step, model, optimizer) if own_step and optimizer else None,
         )
+        if isinstance(optimizer, NotCalled):
+            batch = self.batch(torch.Generator(device).manual_seed(0))
+            program = self.with_optimizer(program, self.in_dtype(batch, dtype))
         torchs_loss = trains and not own_step and (self.loss is not None or parts.loss is None)
         if torchs_loss and dtype is not torch.float64 and not self.odd_batch:
             try_loss(self, program, dtype)
@@ -210,6 +227,14 @@ class UserWorkload(Workload):
         if trains and not any(p.requires_grad for p in model.parameters()):
             raise ConfigError(f"mode={self.mode}: the model has no parameters to train; what is left is mode=forward")
         return model
+
+    def with_optimizer(self, program: Program, batch: Batch) -> Program:
+        """A program, whose optimizer is a `NotCalled`, with the default one if its step calls the one it is given."""
+        assert self.own_step is not None
+        if steps_alone(program, batch):
+            return program
+        optimizer = new_optimizer(self, program.model)
+        return replace(program, optimizer=optimizer, step_state=self.tracked(self.own_step, program.model, optimizer))
 
     def tracked(
         self, own_step: Callable[..., Any], model: nn.Module, optimizer: torch.optim.Optimizer
