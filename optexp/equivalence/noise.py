@@ -57,6 +57,8 @@ def noisy(
     met = set[torch.dtype]()
 
     def with_noise(module: nn.Module, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_nested:
+            return _in_rows(value, partial(with_noise, module))
         if not isinstance(value, Tensor) or name_of(value.dtype) not in _AMPLITUDE or is_sparse(value):
             return value
         met.add(value.dtype)
@@ -90,6 +92,13 @@ def noisy(
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _in_rows(nested: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """A nested tensor with its rows changed, if they lie in one dense tensor, one row after the other."""
+    if nested.layout is not torch.jagged or nested.lengths() is not None or nested._ragged_idx != 1:  # type: ignore[attr-defined]
+        return nested
+    return torch.nested.nested_tensor_from_jagged(change(nested.values()), nested.offsets())
 
 
 @contextmanager

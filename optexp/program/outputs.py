@@ -18,8 +18,11 @@ UNREADABLE = "(unread "
 
 
 def flatten(value: Any, name: str = "output") -> Outputs:
-    """Tensors of a nested output (tuples, mappings, dataclasses, any object that holds some) by dotted name."""
-    if isinstance(value, Tensor):  # soon: this is timed
+    """Tensors of a nested output (tuples, mappings, dataclasses, any object that holds some) by dotted name.
+
+    A nested tensor counts as the dense ones that it consists of.
+    """
+    if isinstance(value, Tensor) and not value.is_nested:  # soon: this is timed
         return {name: value}
     return {key: leaf for key, leaf in _leaves(value, name) if isinstance(leaf, Tensor)}
 
@@ -37,6 +40,9 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     items: Iterable[tuple[Any, Any]]
     if isinstance(value, Mapping):
         items = value.items()
+    elif isinstance(value, Tensor) and value.is_nested:
+        whole = value.layout is torch.jagged and value.lengths() is None
+        items = (("values", value.values()), ("offsets", value.offsets())) if whole else enumerate(value.unbind())
     elif isinstance(value, (list, tuple)) and not (value and all(isinstance(item, Number) for item in value)):
         items = zip(getattr(value, "_fields", range(len(value))), value, strict=True)
     elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type):

@@ -36,9 +36,12 @@ from optexp.user_code.adapters import (
     LOSSES,
     OPTIMIZERS,
     Then,
+    accepted,
+    by_label,
     divide,
     dtype_name,
     entries,
+    fits,
     kind,
     leading_size,
     scalar,
@@ -53,7 +56,7 @@ from optexp.user_code.own_optimizers import steps_alone
 from optexp.user_code.parts import Parts
 from optexp.user_code.step_state import TrackedStepState, move
 from optexp.user_code.train_step import TrainStep
-from optexp.user_code.trial_runs import size_lazy_layers, try_loss, try_odd
+from optexp.user_code.trial_runs import loss_of_the_model, size_first_layers, try_loss, try_odd
 from optexp.workload import Workload
 
 if TYPE_CHECKING:
@@ -175,8 +178,11 @@ class UserWorkload(Workload):
         seed_all(seed)
         model = self.new_model(device, dtype)
         self.layout = self.learn_layout(model, device, dtype)
-        size_lazy_layers(self, model, device, dtype)
+        size_first_layers(self, model, device, dtype)
         own_step = self.own_step
+        if self.may_take_labels(model) and trains and not own_step and loss_of_the_model(self, model, dtype):
+            self.remarks = [remark for remark in self.remarks if not remark.startswith("labels: ")]
+            self.layout = self.learn_layout(model, device, dtype, labels=0)
         if parts.train_step is not None and not own_step:
             self.remarks.append("train_step is not used, because mode is not train")
         loss = scalar(criterion(self)) if trains and not own_step else None
@@ -256,8 +262,20 @@ class UserWorkload(Workload):
     def layout(self) -> Layout:
         return self.learn_layout(self.model(), torch.device("cpu"), torch.float32)
 
-    def learn_layout(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> Layout:
+    def may_take_labels(self, model: nn.Module) -> bool:
+        """Whether the model takes what the file's own loss alone sees now, and may compute the loss itself."""
+        own, labels = self.parts.loss, self.layout.labels
+        if own is None or by_label(own) or not labels or (self.loss, self.labels) != (None, None):
+            return False
+        return all(fits(name, *accepted(model)) for name in labels)
+
+    def learn_layout(
+        self, model: nn.Module, device: torch.device, dtype: torch.dtype, labels: int | None = None
+    ) -> Layout:
         """Derive the layout of batches from one batch and the signature of the model's `forward`.
+
+        Args:
+            labels: Number of entries that only the loss sees; None finds out.
 
         Raises:
             ConfigError: a batch is of a type that no program takes, or holds no tensor.
@@ -270,12 +288,12 @@ class UserWorkload(Workload):
         self.leading = [leading_size(tensors)]
         self.note_conversion("inputs", tensors.values(), dtype)
         constants = constants_of(given, constants, self.parts.loader is not None, self.remarks)
-        return Layout.of(given, tensors, self.find_labels(list(tensors), model), constants)
+        return Layout.of(given, tensors, self.find_labels(list(tensors), model, labels), constants)
 
-    def find_labels(self, names: list[str], model: nn.Module) -> list[str]:
+    def find_labels(self, names: list[str], model: nn.Module, count: int | None) -> list[str]:
         """Entries of a batch that only the loss sees."""
-        if self.labels is not None:
-            return names[max(0, len(names) - self.labels) :]
+        if (count := self.labels if count is None else count) is not None:
+            return names[max(0, len(names) - count) :]
         learns = self.loss is not None or (names[-1].isdigit() and bool(self.parts.loss or self.parts.loader))
         found = find_labels(names, model, learns)
         if found and not self.own_step:
