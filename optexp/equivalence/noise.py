@@ -18,6 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 
 from optexp.equivalence.tensor_math import name_of
+from optexp.support.nested import rows
 from optexp.support.sparse import is_sparse, parts
 from optexp.support.tolerances import tolerance_of
 
@@ -95,10 +96,10 @@ def noisy(
 
 
 def _in_rows(nested: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """A nested tensor with its rows changed, if they lie in one dense tensor, one row after the other."""
-    if nested.layout is not torch.jagged or nested.lengths() is not None or nested._ragged_idx != 1:  # type: ignore[attr-defined]
+    """A nested tensor with its rows changed, if they lie in one dense tensor."""
+    if (found := rows(nested)) is None:
         return nested
-    return torch.nested.nested_tensor_from_jagged(change(nested.values()), nested.offsets())
+    return torch.nested.nested_tensor_from_jagged(change(found[0]), found[1])
 
 
 @contextmanager

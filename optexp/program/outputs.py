@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from optexp.program.batches import Outputs
+from optexp.support.nested import rows
 
 UNREADABLE = "(unread "
 
@@ -41,8 +42,8 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         items = value.items()
     elif isinstance(value, Tensor) and value.is_nested:
-        whole = value.layout is torch.jagged and value.lengths() is None
-        items = (("values", value.values()), ("offsets", value.offsets())) if whole else enumerate(value.unbind())
+        whole = rows(value)
+        items = enumerate(value.unbind()) if whole is None else zip(("values", "offsets"), whole, strict=True)
     elif isinstance(value, (list, tuple)) and not (value and all(isinstance(item, Number) for item in value)):
         items = zip(getattr(value, "_fields", range(len(value))), value, strict=True)
     elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
