@@ -93,14 +93,16 @@ class Amp(Strategy):
             scaler=grad_scaler(device) if learns and dtype is torch.float16 else program.scaler,
         )
         batch = to_device(program.feed.next(), device)
-        with refusing(FAILED, ADVICE), preserved(program), torch.set_grad_enabled(program.trains):
-            with OperationsIn(dtype) as probe:  # because no trace shows those inside a compiled region or a graph
-                output = optimized.predict(batch)
-            if optimized.loss is not None:
-                optimized.loss(output, batch)
-        if program.loss is None and program.optimizer is not None:  # a step of the user's
-            with refusing(STEP_FAILED, STEP_ADVICE), preserved(program):
+        probe = OperationsIn(dtype)  # because no trace shows those inside a compiled region or a graph
+        if program.loss is None and program.optimizer is not None:  # a step of the user's, with calls of its own
+            with refusing(STEP_FAILED, STEP_ADVICE), preserved(program), probe:
                 optimized.step(optimized, batch)
+        else:
+            with refusing(FAILED, ADVICE), preserved(program), torch.set_grad_enabled(program.trains):
+                with probe:
+                    output = optimized.predict(batch)
+                if optimized.loss is not None:
+                    optimized.loss(output, batch)
         return optimized, {"operations": dict(probe.seen), "loss_scaling": optimized.scaler is not None}
 
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:

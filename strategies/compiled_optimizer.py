@@ -9,7 +9,7 @@ import torch
 from torch.optim import SGD, Optimizer
 
 from optexp.kernelkit import toolchain
-from optexp.program import Program
+from optexp.program import NotCalled, Program
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, UserFile, grouped
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class CompiledOptimizer(Strategy):
         optimizer = program.optimizer
         if optimizer is None:
             return "there is no optimizer to compile: use workload.mode=train"
+        if isinstance(program.optimizer, NotCalled):
+            return "train_step has optimizers of its own: let get_optimizer() make the one to compile"
         if not isinstance(optimizer, SGD) and "capturable" not in optimizer.defaults:
             return f"{type(optimizer).__name__} takes no tensor as learning rate: use Adam, AdamW, SGD or RMSprop"
         return toolchain.missing(device)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optexp.errors import refusing
-from optexp.program import Program, clear_gradients, preserved
+from optexp.program import NotCalled, Program, clear_gradients, preserved
 from optexp.schema import choice
 from optexp.strategy import Counters, Evidence, Notes, Remedy, Stage, Strategy, UserFile
 
@@ -55,6 +55,8 @@ class FusedOptimizer(Strategy):
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if program.optimizer is None:
             return "there is no optimizer to speed up: use workload.mode=train"
+        if isinstance(program.optimizer, NotCalled):
+            return "train_step has optimizers of its own: let get_optimizer() make the one to speed up"
         if self.implementation not in program.optimizer.defaults:
             others = "Adam, AdamW or SGD" if self.implementation == "fused" else "Adam, AdamW, SGD, RMSprop, ..."
             return f"torch has no {self.implementation} {type(program.optimizer).__name__}: use {others}"

@@ -18,7 +18,7 @@ from optexp.errors import NotCovered, Unsupported, refusing
 from optexp.export.inlining import code_of
 from optexp.program import Program, to_device
 from optexp.strategy import BITWISE, Contract, Counters, Evidence, Notes, Remedy, Stage, Strategy, UserFile
-from optexp.transforms.tracing import Tracer
+from optexp.transforms.tracing import Tracer, hooked
 
 if TYPE_CHECKING:
     from optexp.profiling.bounds import Bound
@@ -153,7 +153,14 @@ def infer_shapes(model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str
     """Shapes, dtypes and strides of every value, without computing one or touching a buffer."""
     placeholders = [str(node.target) for node in model.graph.nodes if node.op == "placeholder"]
     inputs = [*args, *(kwargs[name] for name in placeholders[len(args) :] if name in kwargs)]
-    ShapeProp(model, FakeTensorMode(allow_non_fake_inputs=True)).propagate(*inputs)
+    counting = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.momentum is None]
+    for norm in counting:  # which would read the count of its batches
+        norm.momentum = 0.0
+    try:
+        ShapeProp(model, FakeTensorMode(allow_non_fake_inputs=True)).propagate(*inputs)
+    finally:
+        for norm in counting:
+            norm.momentum = None
 
 
 class Rewriter:
@@ -251,9 +258,10 @@ def unless_autocast(name: str, tensor: Tensor, *args: Any, **kwargs: Any) -> Ten
 
 
 def producer(node: fx.Node, model: fx.GraphModule) -> Any:
-    """What makes a node's value: a function, or the class of a module."""
+    """What makes a node's value: a function, or the class of a module without hooks, which may keep or change it."""
     if node.op == "call_module":
-        return type(model.get_submodule(str(node.target)))
+        module = model.get_submodule(str(node.target))
+        return None if hooked(module) else type(module)
     return node.target if node.op == "call_function" else None
 
 

@@ -38,6 +38,7 @@ from optexp.user_code.lookup import find, require_place, spelled
 from optexp.user_code.objects import with_objects, written
 from optexp.user_code.of_model import Contents, failing, made_of, takes_model
 from optexp.user_code.same_start import own_generators, renamed, same_values
+from optexp.user_code.trial_runs import size_lazy_layers
 
 if TYPE_CHECKING:
     from optexp.trace import Trace
@@ -138,6 +139,7 @@ class Replace(Strategy):
             new = made_anew()
             dtypes = {p.dtype for p in old.parameters() if p.is_floating_point()}
             placed(new, program.device, dtypes.pop() if len(dtypes) == 1 else None)
+            size_lazy_layers(replace(program, model=new, forward=None))
             pairs, by_values = self.paired(program, new, made_anew)
             take_over(old, new, pairs, program.optimizer)
             layouts = {name: tensor.layout for model in (old, new) for name, tensor in tensors_in(model).items()}

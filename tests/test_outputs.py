@@ -51,6 +51,18 @@ def test_what_cannot_be_read_is_named(unread: Any) -> None:
     assert not next(iter(found.values())).numel()
 
 
+def test_nested_tensors_are_the_dense_ones_that_they_consist_of() -> None:
+    parts = [torch.ones(2, 3), torch.zeros(1, 3)]
+    jagged = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    assert {name: t.shape for name, t in flatten(jagged).items()} == {"output.values": (3, 3), "output.offsets": (3,)}
+    strided = torch.nested.nested_tensor(parts, layout=torch.strided)
+    assert {name: t.shape for name, t in flatten({"y": strided}).items()} == {
+        "output.y.0": (2, 3),
+        "output.y.1": (1, 3),
+    }
+    assert others(jagged) == {}
+
+
 def test_tensors_are_no_others_and_nothing_is_nothing() -> None:
     given = {"y": torch.ones(2), "none": None, "list": [], "deep": [torch.zeros(1), None]}
     assert list(flatten(given)) == ["output.y", "output.deep.0"]

@@ -26,7 +26,7 @@ from optexp.equivalence.quantities import Quantity, measured, parts
 from optexp.equivalence.tensor_math import histogram, largest
 from optexp.equivalence.trajectory import RATES
 from optexp.errors import NoReference
-from optexp.program import clear_gradients
+from optexp.program import NotCalled, clear_gradients
 from optexp.support.tolerances import SCARCE, SMALL
 
 
@@ -118,7 +118,7 @@ def _take_optimizer_step(inputs: InputSet, step: int, seen: Observation, rounded
             parameter.grad = wide if sparse is None else wide.sparse_mask(sparse)
     if not program.own_step:
         fp64.rates.set(RATES[inputs.step % len(RATES)])
-    else:  # a user's step may change them
+    elif not isinstance(optimizer, NotCalled):  # a user's step may change them
         for group, called in zip(optimizer.param_groups, fp64.results.update_inputs.called[step], strict=True):
             group.update(called)
     with in_float32(optimizer) if rounded else nullcontext():

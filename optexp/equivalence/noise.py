@@ -18,6 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 
 from optexp.equivalence.tensor_math import name_of
+from optexp.support.nested import rows
 from optexp.support.sparse import is_sparse, parts
 from optexp.support.tolerances import tolerance_of
 
@@ -57,6 +58,8 @@ def noisy(
     met = set[torch.dtype]()
 
     def with_noise(module: nn.Module, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_nested:
+            return _in_rows(value, partial(with_noise, module))
         if not isinstance(value, Tensor) or name_of(value.dtype) not in _AMPLITUDE or is_sparse(value):
             return value
         met.add(value.dtype)
@@ -90,6 +93,13 @@ def noisy(
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _in_rows(nested: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """A nested tensor with its rows changed, if they lie in one dense tensor."""
+    if (found := rows(nested)) is None:
+        return nested
+    return torch.nested.nested_tensor_from_jagged(change(found[0]), found[1])
 
 
 @contextmanager

@@ -13,13 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from optexp.program.batches import Outputs
+from optexp.support.nested import rows
 
 UNREADABLE = "(unread "
 
 
 def flatten(value: Any, name: str = "output") -> Outputs:
-    """Tensors of a nested output (tuples, mappings, dataclasses, any object that holds some) by dotted name."""
-    if isinstance(value, Tensor):  # soon: this is timed
+    """Tensors of a nested output (tuples, mappings, dataclasses, any object that holds some) by dotted name.
+
+    A nested tensor counts as the dense ones that it consists of.
+    """
+    if isinstance(value, Tensor) and not value.is_nested:  # soon: this is timed
         return {name: value}
     return {key: leaf for key, leaf in _leaves(value, name) if isinstance(leaf, Tensor)}
 
@@ -37,6 +41,9 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     items: Iterable[tuple[Any, Any]]
     if isinstance(value, Mapping):
         items = value.items()
+    elif isinstance(value, Tensor) and value.is_nested:
+        whole = rows(value)
+        items = enumerate(value.unbind()) if whole is None else zip(("values", "offsets"), whole, strict=True)
     elif isinstance(value, (list, tuple)) and not (value and all(isinstance(item, Number) for item in value)):
         items = zip(getattr(value, "_fields", range(len(value))), value, strict=True)
     elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type):

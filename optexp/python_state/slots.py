@@ -5,6 +5,7 @@ Somebody else may hold them too: an optimizer its parameters, an agent its buffe
 
 from __future__ import annotations
 
+import copy
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from optexp.python_state.variables import MISSING, Place, attributes, fixed, records_graphs, users
@@ -29,6 +30,7 @@ SIMPLE = (bool, int, float, complex, str, bytes, type(None), type(MISSING))
 PLAIN = (*SIMPLE, Tensor, numpy.ndarray, numpy.generic, set, frozenset)
 DATA = (DataLoader, Dataset, Sampler)  # are the feed's
 SPACES = (SimpleNamespace, Namespace)
+MADE = "made by a step"
 DEPTH = 3  # of objects within objects
 ENTRIES = 10_000  # of a list or a dict
 
@@ -66,7 +68,8 @@ def slots(place: Place, own: frozenset[int], depth: int = 0) -> Iterator[Slot]:
             yield from slots(inner, own, depth + 1)
     elif plain(value):
         if place.set is not None or isinstance(value, (Tensor, list, dict, set, deque, numpy.ndarray)):
-            yield made(place.get, _Tree(place, value))
+            tree = Tree(place, value)
+            yield made(tree.read, tree)
     elif isinstance(value, (list, dict)):
         for key in (list(value) if isinstance(value, dict) else range(len(value)))[:ENTRIES]:
             entry = Place(f"{name}[{key!r}]", partial(value.__getitem__, key), partial(value.__setitem__, key))
@@ -101,21 +104,55 @@ def tensors_in(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-class _Tree:
-    """Puts plain values back."""
+class Tree:
+    """Plain values, and objects with a state that a step puts among them later: an optimizer, a schedule.
+
+    Such an object is read as its state, under `MADE`, and stays the object that it is: others hold it, too.
+
+    made: those that were read last, by their position among the leaves
+    """
 
     def __init__(self, place: Place, value: Any) -> None:
         self.place, self.value = place, value
         self.leaves, self.spec = tree_flatten(value)
+        self.made: dict[int, Any] = {}
+
+    def read(self) -> Any:
+        value = self.place.get()
+        if isinstance(value, PLAIN):
+            return value
+        leaves, spec = tree_flatten(value)
+        if not (made := {i: leaf for i, leaf in enumerate(leaves) if issubclass(type(leaf), WITH_STATE)}):
+            return value
+        self.made = made
+        states = {index: {MADE: index, "state": leaf.state_dict()} for index, leaf in made.items()}
+        return tree_unflatten([states.get(index, leaf) for index, leaf in enumerate(leaves)], spec)
 
     @torch.no_grad()
     def __call__(self, saved: Any) -> None:
+        if not isinstance(saved, PLAIN):
+            found = tree_leaves(saved, is_leaf=_is_made)
+            if any(_is_made(leaf) and leaf[MADE] not in self.made for leaf in found):
+                return  # this process has made none yet: its step will
+            saved = tree_map(self._object, saved, is_leaf=_is_made)
         leaves, spec = tree_flatten(saved)
         if spec == self.spec:
             saved = tree_unflatten([_into(old, new) for old, new in zip(self.leaves, leaves, strict=True)], spec)
         saved = refilled(self.value, saved)
         if self.place.set is not None:
             self.place.set(saved)
+
+    def _object(self, saved: Any) -> Any:
+        """The object whose state was read, in that state."""
+        if not _is_made(saved):
+            return saved
+        made = self.made[saved[MADE]]
+        made.load_state_dict(copy.deepcopy(saved["state"]))
+        return made
+
+
+def _is_made(value: Any) -> bool:
+    return isinstance(value, dict) and MADE in value
 
 
 def _into(old: Any, new: Any) -> Any:

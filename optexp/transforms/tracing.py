@@ -18,6 +18,9 @@ class Tracer(fx.Tracer):
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         assert isinstance(root, nn.Module)
+        for path, module in root.named_modules():
+            if hooked(module) and (module is root or not self.is_leaf_module(module, path)):
+                raise OtherProgram(f"{path or 'the model itself'} has hooks, which a graph would leave out")
         self.around, before = surroundings(), attributes(root)
         graph = super().trace(root, concrete_args)
         for name, value in attributes(root).items():
@@ -44,6 +47,12 @@ def surroundings() -> dict[str, Any]:
         MODES: backend._len_torch_function_stack(),
         "the modes of torch's dispatcher": backend._len_torch_dispatch_stack(),
     }
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether its call runs more than its forward."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for kind in kinds)
 
 
 def attributes(model: nn.Module) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 from optexp.program import Packed, Remembered
 from optexp.python_state import likeness
 from optexp.python_state.likeness import equal
-from optexp.python_state.slots import SIMPLE, Slot, plain, refilled, slots, tensors_in
+from optexp.python_state.slots import SIMPLE, Slot, Tree, plain, refilled, slots, tensors_in
 from optexp.python_state.variables import MISSING, places
 from optexp.user_code import train_step
 
@@ -111,6 +111,10 @@ class TrackedStepState:
         for name, slot in self.slots.items():
             if isinstance(slot.held, Optimizer):
                 found[name] = type(slot.held).__qualname__, slot.held.param_groups
+            elif isinstance(slot.write, Tree):
+                made = {index: one for index, one in slot.write.made.items() if isinstance(one, Optimizer)}
+                named = {name if len(made) == 1 else f"{name}[{index}]": one for index, one in made.items()}
+                found |= {name: (type(one).__qualname__, one.param_groups) for name, one in named.items()}
             elif isinstance(slot.held, LRScheduler) and isinstance(begun := self.first.get(name), Mapping):
                 found[name] = type(slot.held).__qualname__, [begun]
         return found
@@ -166,7 +170,7 @@ class TrackedStepState:
             return value.detach().clone().requires_grad_(value.requires_grad and value.is_leaf)
         if isinstance(value, SIMPLE):
             return value
-        memo = {id(self.optimizer): self.optimizer, id(self.model): self.model}
+        memo = {id(self.optimizer): self.optimizer} | {id(part): part for part in parts(self.model)}
         return copy.deepcopy(tree_map_only(Tensor, self._copied, value), memo)
 
     def _same(self, ours: Any, theirs: Any) -> bool:
@@ -211,17 +215,19 @@ def _put_hyperparameter(group: dict[str, Any], key: str, value: Any) -> None:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Model and optimizer stay what they are there; equal tensors are equal bytes."""
+    """Model, its tensors and the optimizer stay what they are there; other equal tensors are equal bytes."""
 
     def __init__(self, file: io.BytesIO, memory: TrackedStepState) -> None:
         super().__init__(file)
-        self.memory = memory
+        self.memory, self.own = memory, {id(tensor): name for name, tensor in tensors_in(memory.model).items()}
 
     def persistent_id(self, value: Any) -> Any:
         if value is self.memory.optimizer or type(value) is train_step.Optimizer:
             return ("optimizer",)
         if value is self.memory.model or issubclass(type(value), train_step.Model):
             return ("model",)
+        if id(value) in self.own:
+            return "own", self.own[id(value)]
         if isinstance(value, Tensor):
             flat = value.detach().cpu().contiguous().view(-1)
             bits = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
@@ -237,6 +243,8 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, token: Any) -> Any:
         kind, *facts = token
+        if kind == "own":
+            return tensors_in(self.memory.model)[facts[0]]
         if kind != "tensor":
             return getattr(self.memory, kind)
         bits, dtype, shape, learns, device = facts
@@ -278,7 +286,11 @@ def _tensors(value: Any) -> list[Tensor]:
 
 def belongings(model: nn.Module) -> set[int]:
     """Identities of a model and of all its parts."""
-    return set(map(id, (*model.modules(), *model.parameters(), *model.buffers())))
+    return set(map(id, parts(model)))
+
+
+def parts(model: nn.Module) -> list[nn.Module | Tensor]:
+    return [*model.modules(), *model.parameters(), *model.buffers()]
 
 
 def _widened(tensor: Tensor, device: torch.device) -> Tensor:

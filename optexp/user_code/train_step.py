@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,9 +12,10 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from optexp.errors import NoReference, Unsupported
-from optexp.program import Batch, Outputs, Program, flatten, others
+from optexp.program import Batch, NotCalled, Outputs, Program, flatten, others
 from optexp.python_state.variables import records_graphs
 from optexp.user_code.recorded_steps import Recorded, watched
 
@@ -91,8 +92,11 @@ class TrainStep:
         is_first = program.model not in self.met
         optimizer = Optimizer(program.optimizer, [*program.model.parameters()], looks=is_first)
         self._begin(program, optimizer)
-        with watched(optimizer) if self.replays else nullcontext():
+        alone = isinstance(program.optimizer, NotCalled)
+        with watched(optimizer) if self.replays else optimizer.others_noted() if alone else nullcontext():
             result = self.function(self.model(program, optimizer), self.unpack(batch), optimizer)
+        if alone:
+            optimizer.take_others()
         if self.beginning.adds:
             self._keep(program)
         elif self.beginning.called and not (optimizer.cleared or self.replays) and optimizer.left:
@@ -180,6 +184,7 @@ class Optimizer:
     cleared:    zero_grad() was called before them
     zeroed:     parameters whose gradients zero_grad(set_to_none=False) leaves as zeros
     recording:  the graph that records steps instead of taking them
+    others:     where other optimizers step, gradients that they take, by identity of the parameter
     """
 
     __class__ = property(lambda self: type(self.optimizer))  # type: ignore[assignment]  # to isinstance it is that one
@@ -192,6 +197,7 @@ class Optimizer:
         self.recording: Recorded | None = None
         self.versions: list[int] = []
         self.cleared, self.copies, self.zeroed = False, False, list[torch.nn.Parameter]()
+        self.others: dict[int, Tensor | None] = {}
         for parameter in parameters:
             parameter.grad = None
 
@@ -212,6 +218,29 @@ class Optimizer:
     def replayed(self, recorded: Recorded) -> None:
         self.steps += recorded.steps
         self.taken = recorded.gradients or self.taken
+
+    @contextmanager
+    def others_noted(self) -> Iterator[None]:
+        """Inside, note the gradients that other optimizers take, and last those of parameters that none has."""
+        held = set[int]()
+
+        def note(other: torch.optim.Optimizer, *_: Any) -> None:
+            if other is not self.optimizer:
+                own = {id(p): p.grad for group in other.param_groups for p in group["params"]}
+                held.update(own)
+                self.others |= {id(p): p.grad for p in self.parameters if id(p) not in held} | own
+
+        handle = register_optimizer_step_pre_hook(note)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def take_others(self) -> None:
+        """Count the steps of other optimizers as one step, if there were any."""
+        if self.others:
+            self.steps += 1
+            self.taken = [self.others.get(id(parameter)) for parameter in self.parameters]
 
     @property
     def left(self) -> list[torch.nn.Parameter]:

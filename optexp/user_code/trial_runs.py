@@ -13,30 +13,65 @@ from optexp.equivalence.float64 import InFloat64
 from optexp.errors import ConfigError, NoReference, first_line
 from optexp.program import (
     STEPS,
+    Batch,
     Program,
     ResidentFeed,
     clear_gradients,
     flatten,
     preserved,
     tensors_of,
+    to_device,
 )
+from optexp.support.random_state import put_back
 from optexp.user_code.adapters import shapes
 
 if TYPE_CHECKING:
     from optexp.user_code.workload import UserWorkload
 
 
-def size_lazy_layers(own: UserWorkload, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+def size_first_layers(own: UserWorkload, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     """Give lazy layers their sizes from a first batch, before any step."""
-    if not any(map(is_lazy, (*model.parameters(), *model.buffers()))):
+    if not _lazy(model):
         return
     real = own.in_dtype(own.batch(torch.Generator(device).manual_seed(0)), dtype)
     feed, constants = ResidentFeed(device), own.layout.constants
+    with own.first_call(model, real):
+        _size(Program(model, STEPS["forward"], feed, targets=own.targets, constants=constants), real)
+
+
+def size_lazy_layers(program: Program) -> None:
+    """Give lazy layers of another model their sizes from a batch of the feed."""
+    if _lazy(program.model):
+        _size(program, to_device(program.feed.next(), program.device))
+
+
+def _lazy(model: nn.Module) -> bool:
+    return any(map(is_lazy, (*model.parameters(), *model.buffers())))
+
+
+def _size(program: Program, batch: Batch) -> None:
+    trains = program.model.training
+    program.model.eval()
     with torch.no_grad():
-        trial = Program(model.eval(), STEPS["forward"], feed, targets=own.targets, constants=constants)
-        with own.first_call(model, real):
-            trial.predict(real)
-    model.train(own.mode != "forward")
+        program.predict(batch)
+    program.model.train(trains)
+
+
+def loss_of_the_model(own: UserWorkload, model: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether the user's loss finds none in what the model returns without the labels, which the model may take."""
+    given, device = own.parts.loss, next((p.device for p in model.parameters()), torch.device("cpu"))
+    assert given is not None
+    batch = own.in_dtype(own.batch(torch.Generator(device).manual_seed(0)), dtype)
+    trial = Program(model, STEPS["forward"], ResidentFeed(device), targets=own.targets, constants=own.layout.constants)
+    with preserved(trial), put_back(device), torch.no_grad(), InFloat64() if dtype is torch.float64 else nullcontext():
+        try:
+            output = trial.predict(batch)
+        except Exception:  # left to the first real step
+            return False
+        try:
+            return not isinstance(given(output, own.layout.unpack(batch)), torch.Tensor)
+        except Exception:
+            return True
 
 
 def try_loss(own: UserWorkload, program: Program, dtype: torch.dtype) -> None:

@@ -9,7 +9,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -17,16 +17,31 @@ import torch
 from torch import Tensor, nn
 
 from optexp.errors import ConfigError
-from optexp.program import STEPS, Batch, Feed, Program, ResidentFeed, keeping, map_batch, placed, prime, tensors_of
+from optexp.program import (
+    STEPS,
+    Batch,
+    Feed,
+    NotCalled,
+    Program,
+    ResidentFeed,
+    keeping,
+    map_batch,
+    placed,
+    prime,
+    tensors_of,
+)
 from optexp.program.feeds import LoaderFeed
 from optexp.schema import suggest
 from optexp.user_code.adapters import (
     LOSSES,
     OPTIMIZERS,
     Then,
+    accepted,
+    by_label,
     divide,
     dtype_name,
     entries,
+    fits,
     kind,
     leading_size,
     scalar,
@@ -37,10 +52,11 @@ from optexp.user_code.given_batches import GivenBatches
 from optexp.user_code.layout import Layout, constants_of, find_labels
 from optexp.user_code.learning import criterion, new_optimizer
 from optexp.user_code.left_gradients import follow, learn
+from optexp.user_code.own_optimizers import steps_alone
 from optexp.user_code.parts import Parts
 from optexp.user_code.step_state import TrackedStepState, move
 from optexp.user_code.train_step import TrainStep
-from optexp.user_code.trial_runs import size_lazy_layers, try_loss, try_odd
+from optexp.user_code.trial_runs import loss_of_the_model, size_first_layers, try_loss, try_odd
 from optexp.workload import Workload
 
 if TYPE_CHECKING:
@@ -166,12 +182,16 @@ class UserWorkload(Workload):
         seed_all(seed)
         model = self.new_model(device, dtype)
         self.layout = self.learn_layout(model, device, dtype)
-        size_lazy_layers(self, model, device, dtype)
+        size_first_layers(self, model, device, dtype)
         own_step = self.own_step
+        if self.may_take_labels(model) and trains and not own_step and loss_of_the_model(self, model, dtype):
+            self.remarks = [remark for remark in self.remarks if not remark.startswith("labels: ")]
+            self.layout = self.learn_layout(model, device, dtype, labels=0)
         if parts.train_step is not None and not own_step:
             self.remarks.append("train_step is not used, because mode is not train")
         loss = scalar(criterion(self)) if trains and not own_step else None
-        optimizer = new_optimizer(self, model) if learns else None
+        given = self.optimizer is not None or parts.optimizer is not None
+        optimizer = None if not learns else new_optimizer(self, model) if given or not own_step else NotCalled()
         for code in (own_step, parts.loss if trains else None):
             if code is not None:
                 move(code, model, device, dtype)
@@ -186,6 +206,9 @@ class UserWorkload(Workload):
             made_with=(parts.model.args, parts.model.kwargs),
             step_state=self.tracked(own_step, model, optimizer) if own_step and optimizer else None,
         )
+        if isinstance(optimizer, NotCalled):
+            batch = self.batch(torch.Generator(device).manual_seed(0))
+            program = self.with_optimizer(program, self.in_dtype(batch, dtype))
         torchs_loss = trains and not own_step and (self.loss is not None or parts.loss is None)
         if torchs_loss and dtype is not torch.float64 and not self.odd_batch:
             try_loss(self, program, dtype)
@@ -215,6 +238,14 @@ class UserWorkload(Workload):
             raise ConfigError(f"mode={self.mode}: the model has no parameters to train; what is left is mode=forward")
         return model
 
+    def with_optimizer(self, program: Program, batch: Batch) -> Program:
+        """A program, whose optimizer is a `NotCalled`, with the default one if its step calls the one it is given."""
+        assert self.own_step is not None
+        if steps_alone(program, batch):
+            return program
+        optimizer = new_optimizer(self, program.model)
+        return replace(program, optimizer=optimizer, step_state=self.tracked(self.own_step, program.model, optimizer))
+
     def tracked(
         self, own_step: Callable[..., Any], model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> TrackedStepState:
@@ -235,8 +266,20 @@ class UserWorkload(Workload):
     def layout(self) -> Layout:
         return self.learn_layout(self.model(), torch.device("cpu"), torch.float32)
 
-    def learn_layout(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> Layout:
+    def may_take_labels(self, model: nn.Module) -> bool:
+        """Whether the model takes what the file's own loss alone sees now, and may compute the loss itself."""
+        own, labels = self.parts.loss, self.layout.labels
+        if own is None or by_label(own) or not labels or (self.loss, self.labels) != (None, None):
+            return False
+        return all(fits(name, *accepted(model)) for name in labels)
+
+    def learn_layout(
+        self, model: nn.Module, device: torch.device, dtype: torch.dtype, labels: int | None = None
+    ) -> Layout:
         """Derive the layout of batches from one batch and the signature of the model's `forward`.
+
+        Args:
+            labels: Number of entries that only the loss sees; None finds out.
 
         Raises:
             ConfigError: a batch is of a type that no program takes, or holds no tensor.
@@ -249,12 +292,12 @@ class UserWorkload(Workload):
         self.leading = [leading_size(tensors)]
         self.note_conversion("inputs", tensors.values(), dtype)
         constants = constants_of(given, constants, self.parts.loader is not None, self.remarks)
-        return Layout.of(given, tensors, self.find_labels(list(tensors), model), constants)
+        return Layout.of(given, tensors, self.find_labels(list(tensors), model, labels), constants)
 
-    def find_labels(self, names: list[str], model: nn.Module) -> list[str]:
+    def find_labels(self, names: list[str], model: nn.Module, count: int | None) -> list[str]:
         """Entries of a batch that only the loss sees."""
-        if self.labels is not None:
-            return names[max(0, len(names) - self.labels) :]
+        if (count := self.labels if count is None else count) is not None:
+            return names[max(0, len(names) - count) :]
         learns = self.loss is not None or (names[-1].isdigit() and bool(self.parts.loss or self.parts.loader))
         found = find_labels(names, model, learns)
         if found and not self.own_step:

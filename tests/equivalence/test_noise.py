@@ -51,6 +51,23 @@ def test_nested_outputs_and_integers():
     assert torch.equal(seen["indices"][0], x.argsort())
 
 
+def test_rows_of_nested_tensors_get_noise():
+    class Rows(nn.Module):
+        def forward(self, x, layout):
+            return torch.nested.as_nested_tensor([x[:40], x[40:]], layout=layout)
+
+    x = torch.randn(64, 3, requires_grad=True)
+    with noisy(model := Rows(), 1):
+        seen = model(x, torch.jagged)
+        plain = model(x, torch.strided)
+    assert [len(rows) for rows in seen.unbind()] == [40, 24]
+    assert not torch.equal(seen.values(), x)
+    assert torch.allclose(seen.values(), x, rtol=1e-3, atol=1e-3)
+    assert torch.equal(torch.cat(plain.unbind()), x)
+    seen.values().sum().backward()
+    assert x.grad is not None
+
+
 class Rounded(nn.Module):
     """Integers, and how often it was asked."""
 

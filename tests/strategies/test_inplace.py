@@ -129,6 +129,38 @@ def test_parameters_are_shared_under_their_names(build):
     assert rewritten.model.training == program.model.training
 
 
+class Hooked(nn.Module):
+    """relu may overwrite neither what a hook keeps nor a view that a hook makes; the second ReLU's own hook stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None)
+        self.second, self.relu = nn.Linear(4, 4), nn.ReLU()
+        self.kept: list[Tensor] = []
+        self.first.register_full_backward_hook(lambda module, into, out: None)
+        self.second.register_forward_hook(lambda module, given, out: self.kept.append(out))
+        self.relu.register_forward_hook(lambda module, given, out: 2 * out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(F.relu(self.norm(F.relu(self.first(x)))))
+        return F.relu(y) + self.relu(x)
+
+
+def test_hooks_find_what_they_found_before():
+    torch.manual_seed(0)
+    x, plain, model = torch.randn(8, 4), Hooked(), Hooked()
+    model.load_state_dict(plain.state_dict())
+    rewritten, notes = Inplace().apply(program_of(model, x, trains=True))
+    assert notes["operations"] == {"relu": 1}  # that of the norm
+    expected = program_of(plain, x, trains=True).run()["loss"]
+    assert torch.equal(rewritten.run()["loss"], expected)
+    assert torch.equal(model.kept[-1], plain.kept[-1])
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
+    plain.register_forward_hook(lambda module, given, out: 2 * out)
+    with pytest.raises(Unsupported, match="the model itself has hooks, which a graph would leave out"):
+        operations(program_of(plain, x))
+
+
 class Branches(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + 1 if x.sum() > 0 else x - 1

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp.program import Program, ResidentFeed, Snapshot, prime
+from optexp.program import Program, ResidentFeed, Snapshot, preserved, prime
 from optexp.user_code.importing import import_file
 from optexp.user_code.step_state import TrackedStepState, move
 from optexp.user_code.train_step import TrainStep
@@ -97,6 +97,24 @@ FILES = {
             optimizer.step()
             late.step()
             return loss
+    """),
+    "optimizers that the first call makes": HEAD % "ConstantLR(optimizer)"
+    + dedent("""
+        other, held = None, {}
+
+        def train_step(model, batch, optimizer):
+            global other
+            if other is None:
+                other = torch.optim.SGD([model.bias], lr=0.1, momentum=0.9)
+                held["sparse"] = [torch.optim.Adam([model.weight], lr=0.1)]
+                held["late"] = torch.optim.lr_scheduler.ExponentialLR(other, 0.5)
+            loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+            loss.backward()
+            optimizer.step()
+            other.step()
+            held["sparse"][0].step()
+            held["late"].step()
+            return loss, model.weight.detach().clone(), model.bias.detach().clone()
     """),
     "a dict, a namespace and a list": HEAD % "ConstantLR(optimizer)"
     + dedent("""
@@ -255,6 +273,8 @@ def program(step: Callable[..., Any], model: nn.Module, optimizer: torch.optim.O
     made = Program(model, TrainStep(step, lambda batch: batch), feed, optimizer=optimizer, targets=1)
     made = replace(made, step_state=TrackedStepState(step, model, optimizer))
     prime(made)
+    with preserved(made):  # a workload tries a step, too, when it builds its program
+        made.run()
     return made
 
 
@@ -276,6 +296,22 @@ def test_is_put_back(kind: str, tmp_path: Path) -> None:
     without.values = start.values
     without.restore(made)
     assert not all(map(torch.equal, four_steps(made), first)), "the tensors alone would do"
+    for _ in range(2):
+        start.restore(made)
+        assert all(map(torch.equal, four_steps(made), first))
+
+
+@pytest.mark.parametrize("kind", ["optimizers that the first call makes", "nothing at first"])
+def test_is_put_back_between_steps(kind: str, tmp_path: Path) -> None:
+    """An optimizer is state, and still moves the model's parameters afterwards."""
+    path = tmp_path / "port.py"
+    path.write_text(FILES[kind])
+    file = import_file(path, "workload.path")
+    model = file.Model()
+    made = program(file.train_step, model, file.get_optimizer(list(model.parameters())), file.get_inputs())
+    four_steps(made)
+    start = Snapshot(made)
+    first = four_steps(made)
     for _ in range(2):
         start.restore(made)
         assert all(map(torch.equal, four_steps(made), first))

@@ -13,6 +13,7 @@ from optexp.errors import ConfigError
 from optexp.program import Program, tensors_of
 from optexp.program.feeds import LoaderFeed
 from optexp.schema import build
+from optexp.strategies.replace import Replace
 from optexp.user_code.described_input import Input
 from optexp.user_code.train_step import TrainStep
 from optexp.workloads.module import Module
@@ -413,6 +414,37 @@ def test_lazy_layers_have_their_sizes_before_a_step(tmp_path: Path) -> None:
         assert program.optimizer is not None
         assert len(program.optimizer.param_groups[0]["params"]) == 4
         assert program.model.training
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_model_that_may_take_labels_gets_them_if_it_computes_the_loss(seen: bool, tmp_path: Path) -> None:
+    text = """
+class Model(nn.Linear):
+    def __init__(self): super().__init__(4, 3)
+    def forward(self, x, labels=None):
+        logits = super().forward(x)
+        return logits, None if labels is None else nn.functional.cross_entropy(logits, labels)
+
+def get_inputs(): return torch.randn(8, 4), torch.randint(3, (8,))
+"""
+    found = "outputs[1]" if seen else "nn.functional.cross_entropy(outputs[0], batch[1])"
+    workload = written(tmp_path, f"{text}def loss(outputs, batch): return {found}", mode="train")
+    program = ready(workload)
+    assert program.targets == (0 if seen else 1)
+    assert program.run()["loss"] > 0
+    assert any("labels" in note for note in workload.notes()) is not seen
+
+
+def test_lazy_layers_of_a_second_implementation_have_theirs(tmp_path: Path) -> None:
+    text = "Model = lambda: nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d())\n"
+    text += "def get_inputs(): return torch.randn(8, 4)"
+    program = ready(written(tmp_path, text, mode="train"))
+    [path] = tmp_path.glob("*.py")
+    second, _ = Replace(target=f"{path}:Model").apply(program)
+    assert second.model is not program.model
+    assert torch.equal(second.model[0].weight, program.model[0].weight)
+    assert second.model[1].num_batches_tracked == 0
+    assert second.model.training
 
 
 def test_a_precision_that_is_overridden_is_reported(tmp_path: Path) -> None:
