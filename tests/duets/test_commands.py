@@ -92,7 +92,7 @@ def test_a_run_and_its_steps() -> None:
     assert 0.4 < whole.wall_s < 5
     stepped = program(code, Steps(re.compile("^step"))).run()
     assert stepped.steps == 5
-    assert 0.02 <= stepped.wall_s < 0.09
+    assert 0.01 < stepped.wall_s < 0.09  # a line is read later than it is printed
     with pytest.raises(ConfigError, match=r"printed 9 lines .* at least 12"):
         program(code, Steps(re.compile("^step"), skip=10)).run()
 
