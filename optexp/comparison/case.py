@@ -25,7 +25,7 @@ class StepTraits:
     carries: a step changes buffers or parameters, which the next step may read
     keeps:   names of the model's Python attributes that every step changes
     step_s:  rough seconds of a step
-    own:     the user's code trains, by a step that may do other things in some calls than in others
+    own:     the user's code trains, by a step or an optimizer that may do other things at times
     """
 
     random: bool = False

@@ -94,7 +94,8 @@ def examine(
     case = Case.of(session, stack, name)
     started = start(case, meanwhile)
     setup, setups = started.setups[name], started.setups
-    case = replace(case, steps=StepTraits.of(setups[started.bare]), rebuilt=setup.rebuilt)
+    steps = StepTraits.of(setups[started.bare])
+    case = replace(case, steps=replace(steps, own=steps.own or setup.own_step), rebuilt=setup.rebuilt)
     if name == "candidate":
         announce(case, started)
     referee = Referee(case)

@@ -47,15 +47,15 @@ def check_later_step(
 def check_rare_steps(
     case: Case, found: Verification, reference: Client[Reference], yardstick: Client[Arm], candidate: Client[Arm]
 ) -> None:
-    """Of a training step of the user's own: those among many that are of another kind than the first ones, as where a
-    schedule falls or a teacher follows, those by which the arms differ, and the last."""
+    """Where the user's code trains: those of many steps that are of another kind than the first ones, as where a
+    schedule falls or a teacher follows, those by which the arms differ, and a late one."""
     theirs = yardstick.call(Arm.footprints)
     ours = candidate.call(Arm.footprints, steps=len(theirs))
     for arm in (yardstick, candidate) if case.session.in_turns else ():
         arm.call(Arm.rest)
     for steps in to_judge(theirs, ours):
         if found.ok:
-            _judge_at(case, found, reference, yardstick, candidate, steps, renewed=False)
+            _judge_at(case, found, reference, yardstick, candidate, steps)
 
 
 def _judge_at(
@@ -65,23 +65,29 @@ def _judge_at(
     yardstick: Client[Arm],
     candidate: Client[Arm],
     steps: int,
-    renewed: bool,
+    renewed: bool = False,
 ) -> None:
-    """Judge the last one of so many steps.
+    """Judge the last one of so many steps; nothing is known of one that the baseline does not pass either.
 
     renewed: batches get other values halfway
     """
-    try:
-        findings = judge_replay(
+
+    def failures(arm: Client[Arm]) -> list[Finding]:
+        judged = judge_replay(
             reference,
             yardstick,
-            candidate,
+            arm,
             End(steps),
             timed=False,
             in_turns=case.session.in_turns,
             renewed=renewed,
             steady=found.repeats,
         )
+        return [replace(finding, step=steps) for finding in judged if not finding.ok]
+
+    try:
+        failed = failures(candidate)
+        theirs = failures(yardstick) if failed else []
     except NoYardstick:
         raise
     except Failure as reason:
@@ -89,7 +95,9 @@ def _judge_at(
             raise
         found.notes.append(f"not looked at after {steps} steps: {reason}")
         return
-    if failed := [replace(finding, step=steps) for finding in findings if not finding.ok]:
+    if theirs:
+        found.notes.append(f"after {steps} steps the baseline does not pass beside itself: {theirs[0].message}")
+    elif failed:
         _fail(case, found, failed, f"after {steps} steps")
 
 

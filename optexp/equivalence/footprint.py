@@ -16,7 +16,8 @@ from optexp.equivalence.observation import Observation
 from optexp.equivalence.optimizer_rules import RULE
 from optexp.equivalence.tensor_math import identical
 
-LEAST, MOST = 6, 256  # steps
+LEAST, MOST = 6, 240  # steps
+LAST = (240, 120, 60, 24, 12)  # of the last step that is judged: numbers that many periods divide
 LIMIT_S = 1.0  # of the baseline
 JUDGED = 3  # first steps that the gates have seen
 KINDS = 2  # kinds of steps that the first ones are not
@@ -28,20 +29,28 @@ class Footprint:
     """Of one step.
 
     changed: a hash of the names of parameters, buffers and Python state that it changed
+    state:   the same of optimizer state, whose names two optimizers need not share
     numbers: hyperparameters of optimizers after it, by group and key
     """
 
     changed: str
+    state: str
     numbers: dict[str, float]
 
     @classmethod
     def of(cls, seen: Observation) -> Footprint:
         """The footprint of an observed step."""
-        before = {name: tensor for name, tensor in seen.items() if name.startswith(("before/param/", "before/buffer/"))}
+        before = {name: tensor for name, tensor in seen.items() if name.startswith("before/")}
         after = {name: seen.get(_after(name)) for name in before}
         changed = {name for name, t in before.items() if (now := after[name]) is None or not identical(t, now)}
+        state = {name for name in changed if name.startswith("before/optimizer/")}
         changed |= {name for name in seen if name.startswith("remembers/")}
-        return cls(sha256("\n".join(sorted(changed)).encode()).hexdigest(), _numbers(seen))
+        return cls(_hash(changed - state), _hash(state), _numbers(seen))
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """All that it changes."""
+        return self.changed, self.state
 
     def differs(self, other: Footprint) -> bool:
         """Whether another arm's same step changes other things, or leaves other hyperparameters."""
@@ -55,19 +64,23 @@ class Footprint:
 
 def to_judge(baseline: Sequence[Footprint], candidate: Sequence[Footprint]) -> list[int]:
     """Numbers of steps that the gates have to see: the first ones by which the arms differ, those that are of another
-    kind than the first steps of the baseline, and the last."""
+    kind than the first steps of the baseline, and a late one."""
     pairs = [*enumerate(zip(candidate, baseline, strict=True), start=1)]
     chosen = {
         *islice((step for step, (ours, theirs) in pairs if ours.differs(theirs)), 1),
         *islice((step for step, (ours, theirs) in pairs if ours.computes_otherwise(theirs)), 1),
-        len(baseline),
+        next((step for step in LAST if step <= len(baseline)), len(baseline)),
     }
-    kinds = {each.changed for each in baseline[:JUDGED]}
+    kinds = {each.kind for each in baseline[:JUDGED]}
     for step, each in enumerate(baseline, start=1):
-        if each.changed not in kinds and len(kinds) < KINDS + JUDGED:
-            kinds.add(each.changed)
+        if each.kind not in kinds and len(kinds) < KINDS + JUDGED:
+            kinds.add(each.kind)
             chosen.add(step)
     return sorted(chosen)
+
+
+def _hash(names: set[str]) -> str:
+    return sha256("\n".join(sorted(names)).encode()).hexdigest()
 
 
 def _after(name: str) -> str:

@@ -68,7 +68,7 @@ def _opened(value: Any, depth: int = 0) -> Any:
 
 def _contents(leaf: Any, depth: int) -> Any:
     if isinstance(leaf, nn.Module):
-        return [tensor.detach() for tensor in tensors_in(leaf).values()]
+        return list(tensors_in(leaf).values())
     if isinstance(leaf, (*PLAIN, type)) or depth == DEPTH:
         return leaf
     if isinstance(leaf, WITH_STATE):
@@ -105,7 +105,8 @@ def _allowed(unit: float, closely: bool, started: Any, theirs: Any) -> float:
 
 
 def _wide(number: Any) -> Tensor:
-    return torch.as_tensor(number, dtype=torch.float64, device="cpu")
+    held = number.detach() if isinstance(number, Tensor) else number
+    return torch.as_tensor(held, dtype=torch.float64, device="cpu")
 
 
 def _change(now: Tensor, then: Any) -> Tensor:

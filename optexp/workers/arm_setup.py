@@ -34,6 +34,7 @@ from optexp.workers.messages import Identity, SetUp
 from optexp.workers.spec import Spec
 
 MOST_OVERFLOWS = 40  # steps in which a loss scale may fall
+BUILT_IN = ("torch.", "builtins")  # modules of optimizers that do the same in each step, and of none
 HEADROOM = 4.0  # by how much, where no optimizer ever lets it fall again: other batches have larger gradients
 
 
@@ -147,7 +148,7 @@ class Built(Compiled):
             step_s=first.step_s,
             compute_s=first.compute_s,
             workload=workload_info(spec.workload, self.initial.values),
-            own_step=self.program.own_step,
+            own_step=self.program.own_step or not type(self.program.optimizer).__module__.startswith(BUILT_IN),
             phases=self.phases,
         )
         if self.in_turns:

@@ -64,7 +64,7 @@ class SetUp:
     keeps:       names of Python state of the model that every step changes
     plan:        index in `memory_plan.PLANS` that this arm needs
     step_s:      seconds of the fastest first step;  compute_s: the same without its feed
-    own_step:    the user's code trains, by a step of its own
+    own_step:    the user's code trains, by a step or an optimizer of its own
     rebuilt:     a strategy put another workload in the place of the first one
     phases:      seconds of each phase of the set-up, in order
     """

@@ -10,11 +10,10 @@ import torch
 from optexp.equivalence.footprint import Footprint, to_judge
 
 
-def walk(names: str, rates: Sequence[float] = ()) -> list[Footprint]:
-    """A step for each letter, which says what it changes."""
-    return [
-        Footprint(name, {"group0/lr/0": rate}) for name, rate in zip(names, rates or [0.1] * len(names), strict=True)
-    ]
+def walk(names: str, rates: Sequence[float] = (), state: str = "") -> list[Footprint]:
+    """A step for each letter, which says what it changes; likewise of its optimizer's state."""
+    every = zip(names, state or names, rates or [0.1] * len(names), strict=True)
+    return [Footprint(name, held, {"group0/lr/0": rate}) for name, held, rate in every]
 
 
 def test_alike_steps_need_a_look_at_the_last_alone() -> None:
@@ -24,6 +23,16 @@ def test_alike_steps_need_a_look_at_the_last_alone() -> None:
 def test_a_step_of_another_kind_is_judged_once() -> None:
     assert to_judge(walk("aaaabaaba"), walk("aaaabaaba")) == [5, 9]
     assert to_judge(walk("aababaab"), walk("aababaab")) == [8], "the first steps show it"
+
+
+def test_a_late_step_is_one_that_many_periods_divide() -> None:
+    assert to_judge(walk("a" * 240), walk("a" * 240)) == [240]
+    assert to_judge(walk("a" * 100), walk("a" * 100)) == [60]
+
+
+def test_optimizers_need_not_share_the_names_of_their_state() -> None:
+    slow = walk("aaaaaaaaa", state="aaaabaaab")
+    assert to_judge(slow, walk("aaaaaaaaa", state="zzzzzzzzz")) == [5, 9]
 
 
 def test_the_first_step_by_which_the_arms_differ_is_judged() -> None:
@@ -42,6 +51,9 @@ def test_what_a_step_changes() -> None:
         "rule": torch.frombuffer(bytearray(json.dumps(rule).encode()), dtype=torch.uint8),
     }
     found = Footprint.of(seen)
+    moved = {"before/optimizer/w/slow": torch.zeros(2), "after/optimizer/w/slow": torch.ones(2)}
+    assert Footprint.of({**seen, **moved}).kind != found.kind
+    assert not found.differs(Footprint.of({**seen, **moved}))
     assert found.numbers == {"group0/lr/0": 0.1, "schedule/0/gamma/0": 0.5}
     assert found.differs(Footprint.of({**seen, "buffer/b": torch.ones(2)}))
     assert found.differs(Footprint.of({**seen, "remembers/teacher": torch.ones(2)}))

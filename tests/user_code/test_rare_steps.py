@@ -47,9 +47,9 @@ ALONE = ["workload=module", "workload.mode=train", "device=cpu", "isolation=none
 ALONE += ["measurement.verification_seeds=1", "profile.details=false", "tracking.enabled=false", "strategy=replace"]
 
 
-def compared(folder: Path, after: str) -> Result:
+def compared(folder: Path, after: str, first: str = BEFORE) -> Result:
     before, second = folder / "before.py", folder / "after.py"
-    before.write_text(BEFORE)
+    before.write_text(first)
     second.write_text(after)
     search_path.register()
     with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
@@ -72,6 +72,48 @@ def test_what_happens_at_times_is_judged(old: str, new: str, when: str, tmp_path
     result = compared(tmp_path, BEFORE.replace(old, new))
     assert result.verdict is Verdict.NOT_EQUIVALENT, result.headline
     assert when in result.headline
+
+
+LOOKAHEAD = """
+import torch
+from torch import nn
+
+class Lookahead(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if "slow" not in state:
+                    state.update(count=torch.zeros(()), slow=p.clone())
+                state["count"] += 1
+                if state["count"] % 5 == 0:
+                    state["slow"].lerp_(p, 0.5)
+                    p.copy_(state["slow"])
+
+Model = lambda: nn.Linear(4, 2)
+get_inputs = lambda: [torch.randn(8, 4), torch.randint(2, (8,))]
+get_optimizer = lambda params: Lookahead(params, lr=0.1)
+loss = lambda outputs, batch: nn.functional.cross_entropy(outputs, batch[1])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new", "verdict"),
+    [
+        ("% 5 == 0", "% 6 == 0", Verdict.NOT_EQUIVALENT),
+        ("(p, 0.5)", "(p, 0.6)", Verdict.NOT_EQUIVALENT),
+        ("lerp_(p, 0.5)", "mul_(0.5).add_(p, alpha=0.5)", Verdict.VERIFIED),
+    ],
+)
+def test_an_optimizer_that_does_more_at_times_is_judged_then(
+    old: str, new: str, verdict: Verdict, tmp_path: Path
+) -> None:
+    assert old in LOOKAHEAD
+    result = compared(tmp_path, LOOKAHEAD.replace(old, new), LOOKAHEAD)
+    assert result.verdict is verdict, result.headline
 
 
 @pytest.mark.slow
