@@ -25,7 +25,7 @@ from optexp.duets import commands, workloads
 from optexp.duets.outcome import Outcome, write
 from optexp.duets.program import Program, Steps
 from optexp.duets.repository import Repository
-from optexp.duets.versions import Version, home
+from optexp.duets.versions import Version, home, labels
 from optexp.errors import ConfigError
 from optexp.reporting.terminal import Progress
 from optexp.result import Verdict
@@ -95,11 +95,11 @@ def of_versions(options: argparse.Namespace) -> Outcome:
         device = held.enter_context(gpu_lock.locked(experiment.device, gpu_lock.announced))
         homes = Homes(*(held.enter_context(home(version, repository)) for version in (base, head)))
         progress = held.enter_context(Progress())
-        labels = workloads.Labels(base.label, head.label)
-        result = workloads.duet(experiment, device, homes, labels, output, progress, not unverified)
+        named = labels(base, head, homes)
+        result = workloads.duet(experiment, device, homes, named, output, progress, not unverified)
     if result.verdict in (Verdict.NOT_EQUIVALENT, Verdict.UNVERIFIED):
         result.headline += "; --no-verify compares times alone"
-    return Outcome(base.label, head.label, "step", unverified, result)
+    return Outcome(named.base, named.head, "step", unverified, result)
 
 
 def of_commands(options: argparse.Namespace) -> Outcome:

@@ -94,7 +94,9 @@ class Program:
             except subprocess.TimeoutExpired:
                 raise self._late() from None
             if status:
-                raise Failure("Crash", f"exit status {status}: {_tail(said)}", _tail(said), f"command {self.name}")
+                tail = _tail(said)
+                message = f"exit status {status}: {tail or 'it printed nothing'}"
+                raise Failure("Crash", message, tail, f"command {self.name}")
         if self.steps is None:
             return Timing(1, end - begin, None, begin, queued=queue.share())
         return self.steps.timing(ends_s, f"command {self.name}", queue.share())

@@ -8,14 +8,16 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 
 import optexp
 from optexp.duets.repository import Commit, Repository
+from optexp.duets.workloads import Labels
 from optexp.errors import ConfigError
 from optexp.support.nvml_count import SETTING
-from optexp.workers.home import Home
+from optexp.workers.home import Home, Homes
 
 WORKING_TREE = "working tree"
 NEEDED = "import torch, optexp.workers.arm, optexp.workers.reference; print(torch.__version__)"
@@ -33,6 +35,14 @@ class Version:
         """As a verdict names it."""
         code = self.commit.short if self.commit else WORKING_TREE
         return f"{code} under {self.environment}" if self.environment else code
+
+
+def labels(base: Version, head: Version, homes: Homes) -> Labels:
+    """Names of both versions; of two environments with their versions of torch."""
+    if not homes.baseline.torch:
+        return Labels(base.label, head.label)
+    ours = metadata.version("torch")
+    return Labels(f"{base.label} (torch {homes.baseline.torch})", f"{head.label} (torch {ours})")
 
 
 @contextmanager
@@ -60,7 +70,7 @@ def home(version: Version, repository: Repository | None) -> Iterator[Home]:
         path = (*_own(held, bool(version.environment)), *map(str, dict.fromkeys(entries)))
         found = Home(folder, path, interpreter, elsewhere)
         if version.environment:
-            torch_version(found, version.environment)
+            found = replace(found, torch=torch_version(found, version.environment))
         yield found
 
 

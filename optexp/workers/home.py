@@ -15,12 +15,14 @@ class Home:
     path:        entries of PYTHONPATH; the interpreter adds its own libraries
     interpreter: Python that runs them
     elsewhere:   folder of another version, from which its workers must import nothing; None for none
+    torch:       version of torch in another environment than this process's; "" for none
     """
 
     folder: Path
     path: tuple[str, ...]
     interpreter: str = sys.executable
     elsewhere: Path | None = None
+    torch: str = ""
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,8 @@ def test_a_run_and_its_steps() -> None:
 def test_commands_that_fail() -> None:
     with pytest.raises(Failure, match=r"command A: exit status 1: [\s\S]*ValueError: wrong"):
         program("raise ValueError('wrong')").run()
+    with pytest.raises(Failure, match="command A: exit status 3: it printed nothing"):
+        program("raise SystemExit(3)").run()
     begin = time.monotonic()
     for first in ("pass", "os.close(1)"):
         with pytest.raises(Failure, match=r"no end within 0.2 s"):

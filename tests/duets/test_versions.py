@@ -9,9 +9,10 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
 from optexp.duets.repository import Repository
-from optexp.duets.versions import Version, _own, home, python_of
+from optexp.duets.versions import Version, _own, home, labels, python_of
 from optexp.errors import ConfigError, Distrusted
 from optexp.workers.arm_program import process_files
 from optexp.workers.home import Home, Homes
@@ -78,6 +79,15 @@ def test_the_python_of_an_environment(tmp_path: Path) -> None:
         home(Version(None, str(tmp_path)), None),
     ):
         pass
+
+
+def test_two_environments_are_named_with_their_torch(tmp_path: Path) -> None:
+    ours, theirs = Home(tmp_path, ()), Home(tmp_path, (), torch="2.11.0")
+    base, head = Version(None, "../old"), Version()
+    named = labels(base, head, Homes(theirs, ours))
+    assert named.base == "working tree under ../old (torch 2.11.0)"
+    assert named.head == f"working tree (torch {torch.__version__})"
+    assert labels(head, head, Homes(ours, ours)).head == "working tree"
 
 
 def test_another_environment_gets_an_installed_optexp_and_nothing_else(
