@@ -53,7 +53,10 @@ from optexp.user_code.layout import Layout, constants_of, find_labels
 from optexp.user_code.learning import criterion, new_optimizer
 from optexp.user_code.left_gradients import follow, learn
 from optexp.user_code.own_optimizers import steps_alone
+from optexp.user_code.own_program import OwnProgram
 from optexp.user_code.parts import Parts
+from optexp.user_code.script_batches import is_nested
+from optexp.user_code.script_step import first_call
 from optexp.user_code.step_state import TrackedStepState, move
 from optexp.user_code.train_step import TrainStep
 from optexp.user_code.trial_runs import loss_of_the_model, size_first_layers, try_loss, try_odd
@@ -191,13 +194,14 @@ class UserWorkload(Workload):
         for code in (own_step, parts.loss if trains else None):
             if code is not None:
                 move(code, model, device, dtype)
-        program = Program(
+        program = OwnProgram(
             model=model,
             step=TrainStep(own_step, self.layout.unpack) if own_step else STEPS[self.mode],
             feed=self.feed(device, dtype),
             loss=loss,
             targets=self.targets,
             constants=self.layout.constants,
+            layout=self.layout,
             optimizer=optimizer,
             made_with=(parts.model.args, parts.model.kwargs),
             step_state=self.tracked(own_step, model, optimizer) if own_step and optimizer else None,
@@ -211,7 +215,9 @@ class UserWorkload(Workload):
         prime(program)
         if isinstance(program.step, TrainStep) and own_step and not self.odd_batch:
             batch = self.batch(torch.Generator(device).manual_seed(0))
-            learn(program.step, program, self.in_dtype(batch, dtype), own_step, {})
+            real, step = self.in_dtype(batch, dtype), program.step
+            first = first_call(program, lambda: learn(step, program, real, own_step, {}))
+            program = replace(program, called_with=None if first is None else (first.args, first.kwargs))
             if note := follow(program, own_step, {}):
                 self.remarks.append(note)
         if self.odd_batch:
@@ -234,7 +240,7 @@ class UserWorkload(Workload):
             raise ConfigError(f"mode={self.mode}: the model has no parameters to train; what is left is mode=forward")
         return model
 
-    def with_optimizer(self, program: Program, batch: Batch) -> Program:
+    def with_optimizer(self, program: OwnProgram, batch: Batch) -> OwnProgram:
         """A program, whose optimizer is a `NotCalled`, with the default one if its step calls the one it is given."""
         assert self.own_step is not None
         if steps_alone(program, batch):
@@ -282,6 +288,12 @@ class UserWorkload(Workload):
         """
         self.remarks = self.__dict__.get("remarks", [])
         given = self.given.give(torch.Generator(device).manual_seed(0), 1)[0]
+        if is_nested(given):
+            layout = Layout.nested(given, model, self.labels if labels is None else labels)
+            self.leading = [leading_size(tensors_of(layout.pack(given)))]
+            if layout.of_loss and not self.own_step:
+                self.remarks.append(f"labels: {entries(layout.of_loss)} of a batch, which the model does not see")
+            return layout
         tensors, constants = divide(given)
         if not tensors:
             raise ConfigError(f"a batch is {kind(given)}: there is no tensor in it")

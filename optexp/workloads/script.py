@@ -28,10 +28,11 @@ from optexp.user_code.given_batches import GivenBatches
 from optexp.user_code.importing import require_file
 from optexp.user_code.left_gradients import follow, learn
 from optexp.user_code.misplaced_mark import misplaced
+from optexp.user_code.own_program import OwnProgram
 from optexp.user_code.parts import Parts
 from optexp.user_code.script_batches import BatchForm
 from optexp.user_code.script_run import Reached, run
-from optexp.user_code.script_step import Body, Inference, ScriptModel, ScriptProgram, first_call, unwrapped
+from optexp.user_code.script_step import Body, FirstCall, Inference, ScriptModel, first_call, unwrapped
 from optexp.user_code.starts_from import starts_from
 from optexp.user_code.step_state import TrackedStepState, move
 from optexp.user_code.train_step import Beginning, TrainStep
@@ -202,7 +203,7 @@ class Script(Workload):
         prime(program)
         batch = self.in_dtype(self.batch(torch.Generator(device).manual_seed(0)), dtype)
         with InFloat64() if dtype is torch.float64 else nullcontext():
-            first = first_call(program, lambda: self._try_first(program, batch, had))
+            first = first_call(program, lambda: self._try_first(program, batch, had)) or FirstCall()
             if draws(lambda: self._tried(program, batch), device):
                 self._draw_alike()
                 program = self._program(Body(self.reached, draws=True), model, optimizer, device, dtype)
@@ -214,8 +215,8 @@ class Script(Workload):
 
     def _program(
         self, body: Body, model: nn.Module, optimizer: Any, device: torch.device, dtype: torch.dtype
-    ) -> ScriptProgram:
-        return ScriptProgram(
+    ) -> OwnProgram:
+        return OwnProgram(
             model=model,
             step=self._train_step(body) if self.learns else Inference(body, self.form.unpack),
             feed=self.feed(device, dtype),
