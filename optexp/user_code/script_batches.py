@@ -118,8 +118,8 @@ def _like(form: Mapping[str, Any], made: dict[str, Any]) -> Any:
 
 
 def _count(form: Any, front: str, batch: Mapping[str, Tensor]) -> int:
-    """The length of a list: a last batch may have fewer entries than the first."""
-    if not isinstance(form, list):
+    """The length of a list: a last batch may have fewer entries than the first, if all hold tensors or numbers."""
+    if not isinstance(form, list) or not all(any(True for _ in _leaves(entry, "")) for entry in form):
         return len(form)
     indices = {key.removeprefix(front).partition(".")[0] for key in batch if key.startswith(front)}
     return len(indices) if indices else len(form)
