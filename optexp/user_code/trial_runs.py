@@ -24,6 +24,7 @@ from optexp.program import (
 )
 from optexp.support.random_state import put_back
 from optexp.user_code.adapters import shapes
+from optexp.user_code.drawn_alike import draws
 from optexp.user_code.own_program import OwnProgram
 
 if TYPE_CHECKING:
@@ -79,6 +80,23 @@ def loss_of_the_model(own: UserWorkload, model: nn.Module, dtype: torch.dtype) -
             return not isinstance(given(output, own.layout.unpack(batch)), torch.Tensor)
         except Exception:
             return True
+
+
+def draws_by_itself(program: Program, batch: Batch) -> bool:
+    """Whether a user's step draws random numbers that are not a dropout's. An error is left to the first real step."""
+    wide = next((p.dtype for p in program.model.parameters()), None) is torch.float64
+
+    def run() -> None:
+        with preserved(program):
+            program.step(program, batch)
+
+    try:
+        with InFloat64() if wide else nullcontext():
+            return draws(run, program.device)
+    except Exception:
+        return False
+    finally:
+        clear_gradients(program.model)
 
 
 def try_loss(own: UserWorkload, program: Program, dtype: torch.dtype) -> None:

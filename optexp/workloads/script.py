@@ -22,7 +22,7 @@ from optexp.program.feeds import LoaderFeed
 from optexp.records.patch import Patch
 from optexp.strategy import Notes, Strategy, UserFile
 from optexp.user_code.adapters import Maker, Then, endless, kind, leading_size, seed_all
-from optexp.user_code.drawn_alike import draws
+from optexp.user_code.drawn_alike import compiled_code_draws_alike, draws
 from optexp.user_code.find_marks import require_mark
 from optexp.user_code.given_batches import GivenBatches
 from optexp.user_code.importing import require_file
@@ -205,7 +205,7 @@ class Script(Workload):
         with InFloat64() if dtype is torch.float64 else nullcontext():
             first = first_call(program, lambda: self._try_first(program, batch, had)) or FirstCall()
             if draws(lambda: self._tried(program, batch), device):
-                self._draw_alike()
+                self.remarks.append(compiled_code_draws_alike())
                 program = self._program(Body(self.reached, draws=True), model, optimizer, device, dtype)
         if self.learns and (note := follow(program, self.reached.function, had)):
             self.remarks.append(note)
@@ -237,15 +237,6 @@ class Script(Workload):
     def _tried(self, program: Program, batch: Batch) -> None:
         with preserved(program):
             program.step(program, batch)
-
-    def _draw_alike(self) -> None:
-        """Let compiled code draw the random numbers that eager code draws."""
-        import torch._inductor.config
-
-        torch._inductor.config.fallback_random = True
-        self.remarks.append(
-            "the step draws random numbers: its seed is set before each step, so that arms draw the same"
-        )
 
     def _tracked(self, optimizer: torch.optim.Optimizer | None) -> TrackedStepState:
         """Variables of the script that its body changes."""
