@@ -137,7 +137,8 @@ class Replace(Strategy):
         else:
             made_anew = maker(found, args, kwargs, self.asked)
             new = made_anew()
-            dtypes = {p.dtype for p in old.parameters() if p.is_floating_point()}
+            some: list[Tensor] = [*old.parameters()] or [*old.buffers()]  # a quantized model may have buffers alone
+            dtypes = {tensor.dtype for tensor in some if tensor.is_floating_point()}
             placed(new, program.device, dtypes.pop() if len(dtypes) == 1 else None)
             size_lazy_layers(replace(program, model=new, forward=None))
             pairs, by_values = self.paired(program, new, made_anew)

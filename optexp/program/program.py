@@ -17,7 +17,12 @@ from optexp.support.reading import read
 
 
 class StepState(Protocol):
-    """State of a step beside the tensors of model and optimizer, by name."""
+    """State of a step beside the tensors of model and optimizer, by name.
+
+    handed: what the step is called with in place of model and optimizer, by these names
+    """
+
+    handed: Mapping[str, Any]
 
     @property
     def first(self) -> Remembered:

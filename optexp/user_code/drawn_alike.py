@@ -61,6 +61,33 @@ def _put(states: list[Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(states[1], device)
 
 
+class Seeded:
+    """A training step whose random numbers are seeded by the number of its calls.
+
+    calls: so far; state of the step
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.calls = function, 0
+
+    def __call__(self, model: Any, batch: Any, optimizer: Any) -> Any:
+        some = next(model.parameters(), torch.empty(0))
+        self.calls += 1
+        with seeded(self.calls, some.device, some.dtype is torch.float64):
+            return self.function(model, batch, optimizer)
+
+    def put(self, calls: int) -> None:
+        self.calls = calls
+
+
+def compiled_code_draws_alike() -> str:
+    """Let compiled code draw the random numbers that eager code draws. Returns a note."""
+    import torch._inductor.config
+
+    torch._inductor.config.fallback_random = True
+    return "the step draws random numbers: its seed is set before each step, so that arms draw the same"
+
+
 @contextmanager
 def seeded(seed: int, device: torch.device, wide: bool) -> Iterator[None]:
     """Inside, torch's generators start from a seed; afterwards they are as before.
@@ -74,7 +101,7 @@ def seeded(seed: int, device: torch.device, wide: bool) -> Iterator[None]:
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise Unsupported(
             "the step draws random numbers, which are seeded before each step so that arms can be compared, and a CUDA"
-            " graph holds no seed: draw them outside the marked loop"
+            " graph holds no seed: draw them outside the step"
         )
     before = _state(device)
     random_state.seed(seed)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
 from optexp.errors import ConfigError
-from optexp.program import Batch
+from optexp.program import Batch, tensors_of
 from optexp.user_code.adapters import accepted, divide, entries, fits, kind, odd_rows, remade, required
+from optexp.user_code.script_batches import BatchForm
 
 
 @dataclass
 class Layout:
-    """What a batch is made of, by name, or by position ("0", "1"): inputs first, then what only the loss sees."""
+    """What a batch is made of, by name, or by position ("0", "1"): inputs first, then what only the loss sees.
+
+    form:    of a batch whose entries hold tensors in lists, dicts and objects; names are dotted then
+    of_loss: entries of such a batch that only the loss sees
+    """
 
     names: list[str]
     labels: list[str]
@@ -23,6 +28,8 @@ class Layout:
     integer_labels: bool
     single: bool = False  # one tensor, given as it is
     made: Callable[[Any], Any] | None = None  # makes a batch of a type of its own from a tuple or a dict
+    form: BatchForm | None = None
+    of_loss: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, given: Any, tensors: Mapping[str, Tensor], labels: list[str], constants: dict[str, Any]) -> Layout:
@@ -31,6 +38,29 @@ class Layout:
         integer = bool(labels) and not tensors[labels[-1]].is_floating_point()
         single = not isinstance(given, (Mapping, list, tuple))
         return cls([*inputs, *labels], labels, constants, integer, single, remade(given))
+
+    @classmethod
+    def nested(cls, given: Any, model: nn.Module, count: int | None) -> Layout:
+        """The layout of a batch with tensors inside its entries, or in an object.
+
+        Args:
+            count: Number of entries at its end that only the loss sees; None finds out.
+
+        Raises:
+            ConfigError: the model does not take an entry that comes before one that it takes.
+        """
+        form, every = BatchForm(given), list[str]()
+        if isinstance(given, Mapping):
+            every = [str(key) for key in given]
+        elif isinstance(given, (list, tuple)):
+            every = [str(index) for index in range(len(given))]
+        of_loss = find_labels(every, model, learns=False) if count is None else every[max(0, len(every) - count) :]
+        if of_loss != every[len(every) - len(of_loss) :]:
+            raise ConfigError(f"{entries(of_loss)} of a batch, which the model does not take, must come last")
+        tensors = tensors_of(form.pack(given))
+        labels = [name for name in tensors if name.partition(".")[0] in of_loss]
+        integer = bool(labels) and not tensors[labels[-1]].is_floating_point()
+        return cls([*tensors], labels, {}, integer, form=form, of_loss=of_loss)
 
     @property
     def numbered(self) -> bool:
@@ -51,6 +81,9 @@ class Layout:
         Raises:
             ConfigError: it has other entries than the first batch.
         """
+        if self.form is not None:
+            packed = dict(tensors_of(self.form.pack(given)))
+            return odd_rows(packed) if odd else packed
         tensors, _ = divide(given)
         if tensors.keys() != set(self.names):
             expected = entries(self.names)
@@ -61,6 +94,8 @@ class Layout:
 
     def unpack(self, batch: Batch) -> Any:
         """A program's batch in the form of the user's code."""
+        if self.form is not None:
+            return self.form.unpack(batch)
         given: Any = batch if isinstance(batch, tuple) else {**batch, **self.constants}
         if isinstance(given, dict) and self.numbered:
             given = tuple(given[name] for name in sorted(given, key=int))

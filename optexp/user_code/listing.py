@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from optexp.errors import NotCovered
 from optexp.export.inlining import literal
 from optexp.export.repro import Source
 from optexp.user_code.adapters import LOSSES, Copies, Function, Iterated, Maker, by_label
@@ -43,6 +44,8 @@ def listing(own: UserWorkload, program: Program, spelled: Spelled) -> Source:
     Raises:
         NotCovered: a part has no source.
     """
+    if own.layout.form is not None:
+        raise NotCovered("a batch has tensors inside its entries, which the file would have to put together")
     model = spelled_model(own.parts.model, spelled.model, spelled.made)
     tensors = ", ".join(f"torch.as_tensor({_entry(own, name, 'made')})" for name in own.layout.names)
     source = Source(

@@ -9,7 +9,7 @@ import torch
 from optexp.equivalence.float64 import InFloat64
 from optexp.program import Batch, NotCalled, Program, preserved
 from optexp.support.random_state import put_back
-from optexp.user_code.train_step import Optimizer, TrainStep
+from optexp.user_code.train_step import TrainStep
 
 
 def steps_alone(program: Program, batch: Batch) -> bool:
@@ -17,15 +17,15 @@ def steps_alone(program: Program, batch: Batch) -> bool:
 
     An error of the user's code is left to the first real step.
     """
-    step, given = program.step, program.optimizer
+    step = program.step
     assert isinstance(step, TrainStep)
-    assert isinstance(given, NotCalled)
+    assert isinstance(program.optimizer, NotCalled)
     wide = next((p.dtype for p in program.model.parameters()), None) is torch.float64
-    optimizer = Optimizer(given, [*program.model.parameters()])
+    model, optimizer = step.hand(program)
     try:
         arithmetic = InFloat64() if wide else nullcontext()
         with preserved(program), put_back(program.device), arithmetic, optimizer.others_noted():
-            step.function(step.model(program, optimizer), step.unpack(batch), optimizer)
+            step.function(model, step.unpack(batch), optimizer)
     except Exception:
         return False
     finally:

@@ -44,6 +44,19 @@ class BatchForm:
         return _rebuilt(self.first, "", batch)
 
 
+def is_nested(given: Any) -> bool:
+    """Whether a batch is an object with tensors, or has entries that hold some."""
+    if isinstance(given, (Tensor, numpy.ndarray)):
+        return False
+    if not isinstance(given, (Mapping, list, tuple)):
+        return _holds(given)
+    return any(_holds(inner) for _, inner in _items(given) if not isinstance(inner, (Tensor, numpy.ndarray)))
+
+
+def _holds(value: Any) -> bool:
+    return isinstance(value, (Tensor, numpy.ndarray)) or any(_holds(inner) for _, inner in _items(value))
+
+
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield name or "0", value
@@ -105,8 +118,8 @@ def _like(form: Mapping[str, Any], made: dict[str, Any]) -> Any:
 
 
 def _count(form: Any, front: str, batch: Mapping[str, Tensor]) -> int:
-    """The length of a list: a last batch may have fewer entries than the first."""
-    if not isinstance(form, list):
+    """The length of a list: a last batch may have fewer entries than the first, if all hold tensors or numbers."""
+    if not isinstance(form, list) or not all(any(True for _ in _leaves(entry, "")) for entry in form):
         return len(form)
     indices = {key.removeprefix(front).partition(".")[0] for key in batch if key.startswith(front)}
     return len(indices) if indices else len(form)

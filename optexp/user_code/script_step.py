@@ -33,17 +33,6 @@ UNHELD = (
 
 
 @dataclass(frozen=True)
-class ScriptProgram(Program):
-    """A program whose batches are the script's: only its body knows the model's arguments."""
-
-    called_with: tuple[tuple[Any, ...], dict[str, Any]] = field(default=((), {}), compare=False)
-
-    def arguments(self, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments of the first call of the model, on the first batch."""
-        return self.called_with
-
-
-@dataclass(frozen=True)
 class Body:
     """The marked body as `function(model, items, optimizer)`.
 
@@ -177,8 +166,8 @@ class FirstCall:
     autocast: torch.dtype | None = None
 
 
-def first_call(program: Program, run: Callable[[], object]) -> FirstCall:
-    """Run steps, and note how the first one calls the model."""
+def first_call(program: Program, run: Callable[[], object]) -> FirstCall | None:
+    """Run steps, and note how the first one calls the model; None where it does not."""
     seen: list[FirstCall] = []
     device = program.device.type
 
@@ -193,7 +182,7 @@ def first_call(program: Program, run: Callable[[], object]) -> FirstCall:
         run()
     finally:
         handle.remove()
-    return seen[0] if seen else FirstCall()
+    return seen[0] if seen else None
 
 
 def _variables(function: Callable[..., Any]) -> Iterator[Place]:

@@ -37,6 +37,7 @@ class TrackedStepState:
 
     optimizer: its hyperparameters, which schedules change, count too; None in inference
     aside:     objects that hold nothing of their own, as what is wrapped around the optimizer
+    handed:    what the step is called with in place of model and optimizer, by these names: it may keep them
     """
 
     step: Callable[..., Any]
@@ -44,6 +45,7 @@ class TrackedStepState:
     optimizer: Optimizer | None
     aside: Sequence[Any] = ()
     lost: list[str] = field(default_factory=list, init=False)
+    handed: Mapping[str, Any] = field(default_factory=dict, init=False)
     first: Remembered = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -170,7 +172,8 @@ class TrackedStepState:
             return value.detach().clone().requires_grad_(value.requires_grad and value.is_leaf)
         if isinstance(value, SIMPLE):
             return value
-        memo = {id(self.optimizer): self.optimizer} | {id(part): part for part in parts(self.model)}
+        same = [self.optimizer, *parts(self.model), *self.handed.values()]
+        memo = {id(part): part for part in same}
         return copy.deepcopy(tree_map_only(Tensor, self._copied, value), memo)
 
     def _same(self, ours: Any, theirs: Any) -> bool:
@@ -222,9 +225,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.memory, self.own = memory, {id(tensor): name for name, tensor in tensors_in(memory.model).items()}
 
     def persistent_id(self, value: Any) -> Any:
-        if value is self.memory.optimizer or type(value) is train_step.Optimizer:
+        if type(value) is train_step.Optimizer:
+            return "handed", "optimizer"
+        if issubclass(type(value), train_step.Model):
+            return "handed", "model"
+        if value is self.memory.optimizer:
             return ("optimizer",)
-        if value is self.memory.model or issubclass(type(value), train_step.Model):
+        if value is self.memory.model:
             return ("model",)
         if id(value) in self.own:
             return "own", self.own[id(value)]
@@ -243,6 +250,8 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, token: Any) -> Any:
         kind, *facts = token
+        if kind == "handed":
+            return self.memory.handed[facts[0]] if self.memory.handed else getattr(self.memory, facts[0])
         if kind == "own":
             return tensors_in(self.memory.model)[facts[0]]
         if kind != "tensor":

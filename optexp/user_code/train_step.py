@@ -66,6 +66,7 @@ class TrainStep:
 
     unpack: a batch as the user's own loader gives it
     model:  the model as the function sees it
+    handed: model and optimizer as the function sees them, the same objects in every call: it may keep them
     met:    programs whose first step has shown that it leaves values in gradients, or drops them whole
     beginning: what a call finds in gradients
     miscounted: says what is wrong where a call makes so many optimizer steps, not 1; None: of a function
@@ -74,6 +75,7 @@ class TrainStep:
     function: Callable[..., Any]
     unpack: Callable[[Batch], Any]
     model: Callable[[Program, Optimizer], Any] = lambda program, optimizer: Model(program, optimizer)
+    handed: dict[str, Any] = field(default_factory=dict, compare=False)
     met: WeakSet[torch.nn.Module] = field(default_factory=WeakSet, compare=False)
     beginning: Beginning = field(default_factory=Beginning, compare=False)
     miscounted: Callable[[int], str] | None = field(default=None, compare=False)
@@ -90,11 +92,11 @@ class TrainStep:
                 "train_step calls backward() itself, where a GradScaler cannot reach: use strategy.amp.dtype=bfloat16"
             )
         is_first = program.model not in self.met
-        optimizer = Optimizer(program.optimizer, [*program.model.parameters()], looks=is_first)
+        model, optimizer = self.hand(program, looks=is_first)
         self._begin(program, optimizer)
         alone = isinstance(program.optimizer, NotCalled)
         with watched(optimizer) if self.replays else optimizer.others_noted() if alone else nullcontext():
-            result = self.function(self.model(program, optimizer), self.unpack(batch), optimizer)
+            result = self.function(model, self.unpack(batch), optimizer)
         if alone:
             optimizer.take_others()
         if self.beginning.adds:
@@ -115,6 +117,24 @@ class TrainStep:
         if optimizer.steps != 1:
             raise NoReference(self.miscounted(optimizer.steps) if self.miscounted else self._not_one(optimizer.steps))
         return self._outputs(result)
+
+    def hand(self, program: Program, looks: bool = False) -> tuple[Any, Optimizer]:
+        """Model and optimizer for one call of the function.
+
+        Args:
+            looks: As `Optimizer` takes it.
+        """
+        assert program.optimizer is not None
+        parameters = [*program.model.parameters()]
+        if not self.handed:
+            optimizer = Optimizer(program.optimizer, parameters)
+            self.handed.update(model=self.model(program, optimizer), optimizer=optimizer)
+        if program.step_state is not None:
+            program.step_state.handed = self.handed
+        model, optimizer = self.handed["model"], self.handed["optimizer"]
+        optimizer.begin(program.optimizer, parameters, looks)
+        model.begin(program, optimizer)
+        return model, optimizer
 
     def _not_one(self, steps: int) -> str:
         how = ", in replays of CUDA graphs too," if self.replays else ""
@@ -149,10 +169,10 @@ class TrainStep:
         begins: gradients that it finds; of other parameters none
         """
         assert program.optimizer is not None
-        optimizer = Optimizer(program.optimizer, [*program.model.parameters()])
+        model, optimizer = self.hand(program)
         for parameter, gradient in begins.items():
             parameter.grad = gradient
-        self.function(self.model(program, optimizer), self.unpack(batch), optimizer)
+        self.function(model, self.unpack(batch), optimizer)
         held = {id(p) for group in program.optimizer.param_groups for p in group["params"]}
         taken = optimizer.taken or [parameter.grad for parameter in optimizer.parameters]
         own = [g for p, g in zip(optimizer.parameters, taken, strict=True) if id(p) in held]
@@ -192,6 +212,12 @@ class Optimizer:
     def __init__(
         self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter], looks: bool = False
     ) -> None:
+        self.begin(optimizer, parameters, looks)
+
+    def begin(
+        self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter], looks: bool = False
+    ) -> None:
+        """Begin a call of the user's function."""
         self.optimizer, self.parameters, self.looks, self.steps = optimizer, parameters, looks, 0
         self.taken: Gradients = ()
         self.recording: Recorded | None = None
@@ -298,6 +324,10 @@ class Model:
     __class__ = property(lambda self: type(self.model))  # type: ignore[assignment]
 
     def __init__(self, program: Program, optimizer: Optimizer) -> None:
+        self.begin(program, optimizer)
+
+    def begin(self, program: Program, optimizer: Optimizer) -> None:
+        """Begin a call of the user's function."""
         model: Any = program.model
         self.model, self.call, self.zero_grad = model, program.call, optimizer.zero_grad
 

@@ -24,6 +24,8 @@ from optexp.program import (
 )
 from optexp.support.random_state import put_back
 from optexp.user_code.adapters import shapes
+from optexp.user_code.drawn_alike import draws
+from optexp.user_code.own_program import OwnProgram
 
 if TYPE_CHECKING:
     from optexp.user_code.workload import UserWorkload
@@ -34,15 +36,21 @@ def size_first_layers(own: UserWorkload, model: nn.Module, device: torch.device,
     if not _lazy(model):
         return
     real = own.in_dtype(own.batch(torch.Generator(device).manual_seed(0)), dtype)
-    feed, constants = ResidentFeed(device), own.layout.constants
     with own.first_call(model, real):
-        _size(Program(model, STEPS["forward"], feed, targets=own.targets, constants=constants), real)
+        _size(_trial(own, model, device), real)
 
 
 def size_lazy_layers(program: Program) -> None:
     """Give lazy layers of another model their sizes from a batch of the feed."""
     if _lazy(program.model):
         _size(program, to_device(program.feed.next(), program.device))
+
+
+def _trial(own: UserWorkload, model: nn.Module, device: torch.device) -> Program:
+    layout = own.layout
+    return OwnProgram(
+        model, STEPS["forward"], ResidentFeed(device), targets=own.targets, constants=layout.constants, layout=layout
+    )
 
 
 def _lazy(model: nn.Module) -> bool:
@@ -62,7 +70,7 @@ def loss_of_the_model(own: UserWorkload, model: nn.Module, dtype: torch.dtype) -
     given, device = own.parts.loss, next((p.device for p in model.parameters()), torch.device("cpu"))
     assert given is not None
     batch = own.in_dtype(own.batch(torch.Generator(device).manual_seed(0)), dtype)
-    trial = Program(model, STEPS["forward"], ResidentFeed(device), targets=own.targets, constants=own.layout.constants)
+    trial = _trial(own, model, device)
     with preserved(trial), put_back(device), torch.no_grad(), InFloat64() if dtype is torch.float64 else nullcontext():
         try:
             output = trial.predict(batch)
@@ -72,6 +80,23 @@ def loss_of_the_model(own: UserWorkload, model: nn.Module, dtype: torch.dtype) -
             return not isinstance(given(output, own.layout.unpack(batch)), torch.Tensor)
         except Exception:
             return True
+
+
+def draws_by_itself(program: Program, batch: Batch) -> bool:
+    """Whether a user's step draws random numbers that are not a dropout's. An error is left to the first real step."""
+    wide = next((p.dtype for p in program.model.parameters()), None) is torch.float64
+
+    def run() -> None:
+        with preserved(program):
+            program.step(program, batch)
+
+    try:
+        with InFloat64() if wide else nullcontext():
+            return draws(run, program.device)
+    except Exception:
+        return False
+    finally:
+        clear_gradients(program.model)
 
 
 def try_loss(own: UserWorkload, program: Program, dtype: torch.dtype) -> None:

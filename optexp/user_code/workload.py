@@ -9,7 +9,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -51,9 +51,10 @@ from optexp.user_code.first_call import naming_inputs
 from optexp.user_code.given_batches import GivenBatches
 from optexp.user_code.layout import Layout, constants_of, find_labels
 from optexp.user_code.learning import criterion, new_optimizer
-from optexp.user_code.left_gradients import follow, learn
-from optexp.user_code.own_optimizers import steps_alone
+from optexp.user_code.own_program import OwnProgram
+from optexp.user_code.own_step import tried, with_optimizer
 from optexp.user_code.parts import Parts
+from optexp.user_code.script_batches import is_nested
 from optexp.user_code.step_state import TrackedStepState, move
 from optexp.user_code.train_step import TrainStep
 from optexp.user_code.trial_runs import loss_of_the_model, size_first_layers, try_loss, try_odd
@@ -195,29 +196,28 @@ class UserWorkload(Workload):
         for code in (own_step, parts.loss if trains else None):
             if code is not None:
                 move(code, model, device, dtype)
-        program = Program(
+        program = OwnProgram(
             model=model,
             step=TrainStep(own_step, self.layout.unpack) if own_step else STEPS[self.mode],
             feed=self.feed(device, dtype),
             loss=loss,
             targets=self.targets,
             constants=self.layout.constants,
+            layout=self.layout,
             optimizer=optimizer,
             made_with=(parts.model.args, parts.model.kwargs),
             step_state=self.tracked(own_step, model, optimizer) if own_step and optimizer else None,
         )
         if isinstance(optimizer, NotCalled):
             batch = self.batch(torch.Generator(device).manual_seed(0))
-            program = self.with_optimizer(program, self.in_dtype(batch, dtype))
+            program = with_optimizer(self, program, self.in_dtype(batch, dtype))
         torchs_loss = trains and not own_step and (self.loss is not None or parts.loss is None)
         if torchs_loss and dtype is not torch.float64 and not self.odd_batch:
             try_loss(self, program, dtype)
         prime(program)
-        if isinstance(program.step, TrainStep) and own_step and not self.odd_batch:
+        if own_step:
             batch = self.batch(torch.Generator(device).manual_seed(0))
-            learn(program.step, program, self.in_dtype(batch, dtype), own_step, {})
-            if note := follow(program, own_step, {}):
-                self.remarks.append(note)
+            program = tried(self, program, own_step, self.in_dtype(batch, dtype))
         if self.odd_batch:
             try_odd(self, program, dtype)
         return keeping(program)
@@ -237,14 +237,6 @@ class UserWorkload(Workload):
         if trains and not any(p.requires_grad for p in model.parameters()):
             raise ConfigError(f"mode={self.mode}: the model has no parameters to train; what is left is mode=forward")
         return model
-
-    def with_optimizer(self, program: Program, batch: Batch) -> Program:
-        """A program, whose optimizer is a `NotCalled`, with the default one if its step calls the one it is given."""
-        assert self.own_step is not None
-        if steps_alone(program, batch):
-            return program
-        optimizer = new_optimizer(self, program.model)
-        return replace(program, optimizer=optimizer, step_state=self.tracked(self.own_step, program.model, optimizer))
 
     def tracked(
         self, own_step: Callable[..., Any], model: nn.Module, optimizer: torch.optim.Optimizer
@@ -286,6 +278,12 @@ class UserWorkload(Workload):
         """
         self.remarks = self.__dict__.get("remarks", [])
         given = self.given.give(torch.Generator(device).manual_seed(0), 1)[0]
+        if is_nested(given):
+            layout = Layout.nested(given, model, self.labels if labels is None else labels)
+            self.leading = [leading_size(tensors_of(layout.pack(given)))]
+            if layout.of_loss and not self.own_step:
+                self.remarks.append(f"labels: {entries(layout.of_loss)} of a batch, which the model does not see")
+            return layout
         tensors, constants = divide(given)
         if not tensors:
             raise ConfigError(f"a batch is {kind(given)}: there is no tensor in it")

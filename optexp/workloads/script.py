@@ -22,16 +22,17 @@ from optexp.program.feeds import LoaderFeed
 from optexp.records.patch import Patch
 from optexp.strategy import Notes, Strategy, UserFile
 from optexp.user_code.adapters import Maker, Then, endless, kind, leading_size, seed_all
-from optexp.user_code.drawn_alike import draws
+from optexp.user_code.drawn_alike import compiled_code_draws_alike, draws
 from optexp.user_code.find_marks import require_mark
 from optexp.user_code.given_batches import GivenBatches
 from optexp.user_code.importing import require_file
 from optexp.user_code.left_gradients import follow, learn
 from optexp.user_code.misplaced_mark import misplaced
+from optexp.user_code.own_program import OwnProgram
 from optexp.user_code.parts import Parts
 from optexp.user_code.script_batches import BatchForm
 from optexp.user_code.script_run import Reached, run
-from optexp.user_code.script_step import Body, Inference, ScriptModel, ScriptProgram, first_call, unwrapped
+from optexp.user_code.script_step import Body, FirstCall, Inference, ScriptModel, first_call, unwrapped
 from optexp.user_code.starts_from import starts_from
 from optexp.user_code.step_state import TrackedStepState, move
 from optexp.user_code.train_step import Beginning, TrainStep
@@ -206,9 +207,9 @@ class Script(Workload):
         prime(program)
         batch = self.in_dtype(self.batch(torch.Generator(device).manual_seed(0)), dtype)
         with InFloat64() if dtype is torch.float64 else nullcontext():
-            first = first_call(program, lambda: self._try_first(program, batch, had))
+            first = first_call(program, lambda: self._try_first(program, batch, had)) or FirstCall()
             if draws(lambda: self._tried(program, batch), device):
-                self._draw_alike()
+                self.remarks.append(compiled_code_draws_alike())
                 program = self._program(Body(self.reached, draws=True), model, optimizer, device, dtype)
         if self.learns and (note := follow(program, self.reached.function, had)):
             self.remarks.append(note)
@@ -218,8 +219,8 @@ class Script(Workload):
 
     def _program(
         self, body: Body, model: nn.Module, optimizer: Any, device: torch.device, dtype: torch.dtype
-    ) -> ScriptProgram:
-        return ScriptProgram(
+    ) -> OwnProgram:
+        return OwnProgram(
             model=model,
             step=self._train_step(body) if self.learns else Inference(body, self.form.unpack),
             feed=self.feed(device, dtype),
@@ -240,15 +241,6 @@ class Script(Workload):
     def _tried(self, program: Program, batch: Batch) -> None:
         with preserved(program):
             program.step(program, batch)
-
-    def _draw_alike(self) -> None:
-        """Let compiled code draw the random numbers that eager code draws."""
-        import torch._inductor.config
-
-        torch._inductor.config.fallback_random = True
-        self.remarks.append(
-            "the step draws random numbers: its seed is set before each step, so that arms draw the same"
-        )
 
     def _tracked(self, optimizer: torch.optim.Optimizer | None) -> TrackedStepState:
         """Variables of the script that its body changes."""

@@ -11,6 +11,8 @@ import torch
 from optexp.program import Program, Snapshot
 from optexp.strategies.amp import Amp
 from optexp.strategy import REASSOCIATES, precision
+from optexp.user_code.drawn_alike import Seeded
+from optexp.user_code.importing import import_file
 from optexp.workloads.module import Module
 
 CPU = torch.device("cpu")
@@ -63,6 +65,17 @@ def train_step(model, batch, optimizer):
     with torch.no_grad():
         for kept, p in zip(ema, model.parameters()):
             kept.lerp_(p, 1 - 0.999)
+    return loss
+"""
+DRAWS = """
+def get_optimizer(params): return torch.optim.SGD(params, lr=0.1)
+def train_step(model, batch, optimizer):
+    share = torch.rand(len(batch[0]), 1)
+    noisy = (1 - share) * batch[0] + share * torch.randn_like(batch[0])
+    loss = nn.functional.cross_entropy(model(noisy), batch[1])
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
     return loss
 """
 
@@ -167,3 +180,23 @@ def test_an_average_of_the_parameters_is_compared(check, contract, tmp_path):
     wrong = check(workload, lambda program: averaging(0.9991)(cast(program)), contract)
     if contract == REASSOCIATES:
         assert wrong.worst.tensor.startswith("ema")
+
+
+@pytest.mark.parametrize(("right", "wrong"), [("randn", "randn"), ("share * torch", "1.01 * share * torch")])
+def test_a_step_that_draws_random_numbers_is_verified(check, right: str, wrong: str, tmp_path):
+    workload = written(tmp_path, DRAWS)
+    other = tmp_path / "other.py"
+    other.write_text((HEAD + DRAWS).replace(right, wrong))
+
+    def otherwise(program: Program) -> Program:
+        seeded = program.step.function  # type: ignore[attr-defined]
+        assert isinstance(seeded, Seeded)
+        seeded.function = import_file(other, "workload.path", anew=True).train_step
+        return program
+
+    verified = check(workload, otherwise)
+    assert verified.ok is (right == wrong), verified.headline
+    if verified.ok:
+        made = Module(path=workload.path, mode="train")
+        made.build(CPU, torch.float32, 0)
+        assert any("draws random numbers" in note for note in made.notes())

@@ -182,6 +182,23 @@ def test_it_is_made_as_the_baseline_was(tmp_path):
     assert torch.equal(replaced.run()["output"], program.run()["output"])
 
 
+def test_a_model_of_buffers_alone_has_their_precision(build, tmp_path):
+    (tmp_path / "before.py").write_text(SOURCE_OF_BUFFERS)
+    replaced, _ = Replace(f"{tmp_path}/before.py:Model").apply(build(Module(path=str(tmp_path / "before.py"))))
+    assert replaced.model.scale.dtype is torch.float32
+
+
+SOURCE_OF_BUFFERS = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(3, dtype=torch.float16))
+    def forward(self, x):
+        return x * self.scale
+def get_inputs():
+    return [torch.randn(2, 3)]
+"""
 SOURCE = """
 import torch
 class Model(torch.nn.Module):

@@ -13,10 +13,11 @@ from optexp.errors import ConfigError
 from optexp.program import Program, tensors_of
 from optexp.program.feeds import LoaderFeed
 from optexp.schema import build
+from optexp.strategies.inplace import Inplace
 from optexp.strategies.replace import Replace
 from optexp.user_code.described_input import Input
 from optexp.user_code.train_step import TrainStep
-from optexp.workloads.module import Module
+from optexp.workloads.module import Module, Names
 
 CPU = torch.device("cpu")
 LINEAR = {"target": "torch.nn:Linear", "args": [8, 4], "inputs": [{"shape": [16, 8]}]}
@@ -361,7 +362,6 @@ def test_a_training_step_of_ones_own(tmp_path: Path) -> None:
         ("class A(nn.Module): pass\nclass B(A): pass", r"workload.names.model=A \(allowed: A, B\)"),
         ("Model = nn.Tanh", r"neither get_inputs\(\) nor get_loader\(\)"),
         ("Model = nn.Tanh\ndef get_inputs(): return ['a']", "a list of str: there is no tensor"),
-        ("Model = nn.Tanh\ndef get_inputs(): return [torch.ones(1), [torch.ones(1)]]", "entry 1 of a batch is a list"),
         ("Model = nn.Tanh\ndef get_loader(): return [(torch.ones(1), 'a')]", "collate_fn"),
         ("Model = nn.Tanh\ndef get_loader(): return []", "no batch"),
         ("Model = nn.Tanh\ndef get_loader(): return 3", "the loader is an? int"),
@@ -433,6 +433,51 @@ def get_inputs(): return torch.randn(8, 4), torch.randint(3, (8,))
     assert program.targets == (0 if seen else 1)
     assert program.run()["loss"] > 0
     assert any("labels" in note for note in workload.notes()) is not seen
+
+
+NESTED = """
+class Graph:
+    def __init__(self): self.x, self.edges, self.name = torch.randn(6, 4), torch.randint(6, (2, 9)), "a"
+
+class OfDict(nn.Linear):
+    def __init__(self): super().__init__(4, 3)
+    def forward(self, batch): return super().forward(batch["x"]) * batch["scale"] + batch["more"][1]
+
+class OfObject(OfDict):
+    def forward(self, graph): return nn.Linear.forward(self, graph.x)[graph.edges[0]]
+
+def entry(): return {"x": torch.randn(8, 4), "scale": 0.5, "more": [None, torch.randn(8, 3)]}
+def of_dict(): return entry(), torch.randint(3, (8,))
+def of_object(): return Graph()
+def loss(outputs, batch): return nn.functional.cross_entropy(outputs, batch[1])
+def step(model, batch, optimizer):
+    loss = sum(model({**entry, "scale": 2}).square().mean() for entry in batch)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+def of_step(): return [entry(), entry()]
+"""
+
+
+def test_batches_hold_lists_dicts_and_objects(tmp_path: Path) -> None:
+    def made(model: str, inputs: str, mode: str, **names: str) -> tuple[Module, Program]:
+        named = Names(model=model, inputs=inputs, **names)
+        workload = written(tmp_path, NESTED, mode=mode, names=named)
+        return workload, ready(workload)
+
+    torch.manual_seed(0)
+    workload, program = made("OfDict", "of_dict", "train", train_step="none")
+    assert (program.targets, workload.samples) == (1, 8)
+    assert list(program.feed.next()) == ["0.x", "0.scale", "0.more.1", "1"]  # type: ignore[call-overload]
+    assert program.run()["loss"] > 0
+    assert "labels: entry 1 of a batch, which the model does not see" in workload.notes()
+    _, program = made("OfObject", "of_object", "forward")
+    assert program.run()["output"].shape == (9, 3)
+    _, program = made("OfDict", "of_step", "train", train_step="step")
+    program.run()
+    (given,), _ = program.arguments({})
+    assert given["scale"] == 2  # as the step calls the model, and not as the batch is
+    assert Inplace().apply(program)[1]["rewritten"] >= 1
 
 
 def test_lazy_layers_of_a_second_implementation_have_theirs(tmp_path: Path) -> None:

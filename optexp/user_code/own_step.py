@@ -1,0 +1,50 @@
+"""What calls of a user's own training step show of it, before it is a step of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from optexp.program import Batch
+from optexp.python_state.slots import Slot
+from optexp.user_code.drawn_alike import Seeded, compiled_code_draws_alike
+from optexp.user_code.learning import new_optimizer
+from optexp.user_code.left_gradients import follow, learn
+from optexp.user_code.own_optimizers import steps_alone
+from optexp.user_code.own_program import OwnProgram
+from optexp.user_code.script_step import first_call
+from optexp.user_code.step_state import TrackedStepState
+from optexp.user_code.train_step import TrainStep
+from optexp.user_code.trial_runs import draws_by_itself
+
+if TYPE_CHECKING:
+    from optexp.user_code.workload import UserWorkload
+
+
+def with_optimizer(own: UserWorkload, program: OwnProgram, batch: Batch) -> OwnProgram:
+    """A program, whose optimizer is a `NotCalled`, with the default one if its step calls the one it is given."""
+    assert own.own_step is not None
+    if steps_alone(program, batch):
+        return program
+    optimizer = new_optimizer(own, program.model)
+    return replace(program, optimizer=optimizer, step_state=own.tracked(own.own_step, program.model, optimizer))
+
+
+def tried(own: UserWorkload, program: OwnProgram, function: Callable[..., Any], batch: Batch) -> OwnProgram:
+    """A program with what calls of its step show: gradients that it leaves, its own call of the model, and whether it
+    draws random numbers, which are seeded then."""
+    step, state = program.step, program.step_state
+    assert isinstance(step, TrainStep)
+    assert isinstance(state, TrackedStepState)
+    if not own.odd_batch:
+        first = first_call(program, lambda: learn(step, program, batch, function, {}))
+        program = replace(program, called_with=None if first is None else (first.args, first.kwargs))
+        if note := follow(program, function, {}):
+            own.remarks.append(note)
+    if step.replays or not draws_by_itself(program, batch):
+        return program
+    own.remarks.append(compiled_code_draws_alike())
+    alike = Seeded(function)
+    state.track(Slot("steps that drew", alike.calls, lambda: alike.calls, alike.put))
+    return replace(program, step=replace(step, function=alike))
