@@ -102,10 +102,18 @@ def compiled(before: View, after: View, ledger: Ledger) -> Cause | None:
     old, new = _sum(before, names), _sum(after, names)
     us = ledger.take(names)
     if now.calls:
-        words = f"fusion: {old.calls:.0f} {kind} became {new.calls:.0f}, compiled ones among them ({_names(now)})"
+        words = f"fusion: {old.calls:.0f} {kind} became {_made(after, now, new)}"
     else:
-        words = f"no fusion any more: {old.calls:.0f} {kind}, compiled ones among them, became {new.calls:.0f}"
+        words = f"no fusion any more: {_made(before, was, old)} became {new.calls:.0f} {kind}"
     return _cause("compiled kernels", words, us)
+
+
+def _made(arm: View, compiled: Account, every: Account) -> str:
+    """Compiled work and all that fusion left beside it; on a CPU a trace shows compiled regions, not their kernels."""
+    if arm.breakdown.busy is not None:
+        return f"{_count(every.calls, 'kernel')}, compiled ones among them ({_names(compiled)})"
+    regions, rest = sum(arm.trace.compiled_calls().values()) / len(arm.trace.steps), every.calls - compiled.calls
+    return _count(regions, "compiled region") + (f" and {_count(rest, 'operator')}" if round(rest) else "")
 
 
 def captured(before: View, after: View, ledger: Ledger) -> Cause | None:

@@ -210,6 +210,24 @@ def test_precision_and_operators_on_a_cpu(tmp_path: Path) -> None:
         assert together == pytest.approx(found_.wall_us, rel=1e-6)
 
 
+def test_compiled_regions_on_a_cpu(tmp_path: Path) -> None:
+    x = torch.randn(256, 256)
+
+    def plain() -> torch.Tensor:
+        return ((x + 1).exp() * 2).sum()
+
+    compiled = torch.compile(plain)
+    before, after = (
+        undisturbed(step, tmp_path / name) for step, name in ((plain, "before.json.gz"), (compiled, "after.json.gz"))
+    )
+    for one, other, words in (
+        (before, after, r"fusion: \d+ operators became 1 compiled region( and \d operators?)?, "),
+        (after, before, r"no fusion any more: 1 compiled region( and \d operators?)? became \d+ operators, "),
+    ):
+        (cause,) = (cause for cause in why(one, other).causes if cause.account == "compiled kernels")
+        assert re.match(words, cause.words), cause.words
+
+
 def test_kernels_of_cudnn_are_no_flash_kernels() -> None:
     build = ChromeTrace()
     kernel = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop"
