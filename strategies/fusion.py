@@ -100,7 +100,10 @@ class Fusion(Strategy):
         templates = self.ours or self.mode.startswith("max-autotune")
         if not step.on_gpu:
             left = (0.0 if templates else fused_work.on_host(step)) + step.loading_least_us + least_on_host_us(step)
-            text = f"products, batches and updates as they are, {step.share(left)}, and all else in no time"
+            kept = "batches and updates as they are" if templates else fused_work.KEPT_ON_HOST
+            if not templates and any("conv" in op.name for op in step.trace.ops):
+                kept += ", convolutions at the peak rate"
+            text = f"{kept}, {step.share(left)}, and all else in no time"
             return step.less(text, waiting=step.waiting_us, least=left)
         found = fused_work.on_device(step, templates)
         launching = 0.0 if self.mode in CAPTURING else step.launching_us(found.launches)

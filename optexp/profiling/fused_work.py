@@ -15,6 +15,7 @@ from optexp.profiling.work_list import Piece
 
 KEPT = ("optimizer", "compiled kernels", *OPAQUE)  # a compiler of model and loss does not touch them
 MOVED = ("fills", "casts", "layout copies", "recomputation")  # may vanish altogether
+KEPT_ON_HOST = "products, batches and updates as they are"
 EXACT = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")  # called as they are
 FEW = 32  # a smaller side of a product: it may be computed as a sum
 ALIGNED = {"float16": 8, "bfloat16": 8, "float32": 4}  # elements; other products may be padded

@@ -336,8 +336,12 @@ def test_convolutions_remain_on_a_cpu_at_their_best() -> None:
     shapes = tensors([8, 16, 64, 64], [16, 16, 1, 1], [16])
     view = viewed(lambda build: build.spend("cpu_op", "aten::mkldnn_convolution", 900.0, **shapes, **order))
     flop = 2 * 8 * 16 * 64 * 64 * 16
-    assert us_of(Fusion(), view, Calibration("cpu", 1e10, {"float32": 1e11})) == pytest.approx(flop / 1e5 / 2)
+    ceilings = Calibration("cpu", 1e10, {"float32": 1e11})
+    assert us_of(Fusion(), view, ceilings) == pytest.approx(flop / 1e5 / 2)
     assert Fusion().bound(view, None) is None
+    found = Fusion().bound(view, ceilings)
+    assert found is not None
+    assert "as they are, convolutions at the peak rate, " in found.text
 
 
 def test_convolutions_of_images_at_the_ceiling() -> None:
