@@ -19,6 +19,7 @@ from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 from optexp.workers.reference import Reference
 
+LONGEST_S = 2.0  # of a step, of which many are run
 LATER, LATER_S = 48, 8.0  # steps before one that is looked at, where steps change what later ones begin with, or may
 
 
@@ -49,6 +50,9 @@ def check_rare_steps(
 ) -> None:
     """Where the user's code trains: those of many steps that are of another kind than the first ones, as where a
     schedule falls or a teacher follows, those by which the arms differ, and a late one."""
+    if case.steps.step_s > LONGEST_S:
+        found.notes.append(f"steps take {case.steps.step_s:.1f} s: those after the first ones were not looked at")
+        return
     theirs = yardstick.call(Arm.footprints)
     ours = candidate.call(Arm.footprints, steps=len(theirs))
     for arm in (yardstick, candidate) if case.session.in_turns else ():

@@ -19,10 +19,12 @@ class DrawnSet:
     """One set of inputs.
 
     batches: in the arms' dtype where real
+    smaller: the last one is as small as the last one of an epoch
     """
 
     batches: list[Batch] = field(default_factory=list)
     family: str = NORMAL
+    smaller: bool = False
 
     @property
     def is_large(self) -> bool:

@@ -43,8 +43,8 @@ class InputSource:
     def draw(self, seed: int, count: int, family: str) -> DrawnSet:
         """Draw `count` batches of a family; ONE_BY_ONE draws two, and exchanges their inputs one by one.
 
-        Behind the first batch of NORMAL comes one as small as an epoch's last, where that is smaller: a program may be
-        right at the usual size alone.
+        NORMAL ends with a batch as small as an epoch's last, where that is smaller: a program may be right at the usual
+        size alone.
 
         Raises NoReference where the family changes no input, or the model does not take its values.
         """
@@ -63,9 +63,9 @@ class InputSource:
         self._named = isinstance(batches[0], Mapping)
         if family in (input_families.NORMAL, input_families.ONE_BY_ONE):
             self._note_varied(batches)
-        if family == input_families.NORMAL and (smaller := self.workload.remainder(generator)) is not None:
-            batches.insert(1, self.workload.in_dtype(smaller, self.dtype))
-        return DrawnSet(batches, family)
+        smaller = self.workload.remainder(generator) if family == input_families.NORMAL else None
+        batches += [] if smaller is None else [self.workload.in_dtype(smaller, self.dtype)]
+        return DrawnSet(batches, family, smaller is not None)
 
     def recall(self, observation: Mapping[str, Tensor]) -> DrawnSet:
         """The batch of a timed step, from the baseline's replay."""

@@ -58,6 +58,7 @@ class SetInfo:
     in_turns:          only the arm that takes a step holds batches and results
     anew:              the seed gives other batches than the seed before
     others_learn:      gradients are for a caller who changes parameters
+    smaller:           the last batch is as small as the last one of an epoch, which a program may refuse
     """
 
     reference: str
@@ -69,6 +70,7 @@ class SetInfo:
     in_turns: bool
     anew: bool
     others_learn: bool
+    smaller: bool = False
 
 
 class Judge:
@@ -144,6 +146,7 @@ class Judge:
             in_turns=self.in_turns,
             anew=self.fp64.source.anew,
             others_learn=self.fp64.trains and self.fp64.program.optimizer is None,
+            smaller=self.fp64.drawn.smaller,
         )
 
     def _noisy_steps(self, golden: Observation) -> int:

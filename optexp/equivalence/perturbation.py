@@ -13,6 +13,7 @@ from optexp.support.sparse import is_sparse
 SOME = 256  # elements, far apart, by which a tensor is known
 FEW = 4  # elements to a value, or more: they were filled in and not drawn
 STATISTICS = ("running_mean", "running_var")  # of a norm that has seen nothing yet
+EXCHANGED: Mapping[float | None, float] = {0.0: 0.125, 0.125: 0.0, 1.0: 0.5, 0.5: 1.0}
 SPREAD = 0.1  # of a value, or of 1: enough to show at 16 bits
 
 
@@ -67,8 +68,22 @@ def moved(old: Tensor, noise: Tensor) -> Tensor:
 
 @torch.no_grad()
 def turn_parameters(state: Mapping[str, Tensor]) -> None:
-    """The sign of every second parameter, in place: exact in every dtype, and done twice it is nothing."""
+    """Other values, in place: of what holds one value `EXCHANGED`'s, else the sign of every second parameter. Exact in
+    every dtype, and done twice it is nothing."""
     real = {name: t for name, t in state.items() if t.is_floating_point() or t.is_complex()}
     names = sorted(name for name in real if name.startswith("param/"))
-    for name in names[1::2] or names:
-        state[name].neg_()
+    turned = {*(names[1::2] or names)}
+    for name in names:
+        value = _only_value(state[name])
+        if value in EXCHANGED:
+            state[name].fill_(EXCHANGED[value])
+        elif name in turned:
+            state[name].neg_()
+
+
+def _only_value(tensor: Tensor) -> float | None:
+    """The value of all elements; None where there are several."""
+    if not tensor.is_floating_point() or not tensor.numel() or is_sparse(tensor):
+        return None
+    first = tensor.reshape(-1)[0]
+    return float(first) if bool((tensor == first).all()) else None

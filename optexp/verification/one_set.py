@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from optexp.equivalence.bits import AGAIN, REPEATS, SURE, promised
 from optexp.equivalence.input_families import FAMILIES, NORMAL, ONE_BY_ONE
+from optexp.errors import first_line
 from optexp.records.verification import Finding, broken
 from optexp.strategy import BITWISE
 from optexp.verification.trial import SPREAD_RUNS, NoYardstick, Trial, orders
@@ -13,6 +15,7 @@ from optexp.workers.arm import Arm
 from optexp.workers.messages import Look
 from optexp.workers.reference import Reference
 
+CHANCE = ("Crash", "Timeout", "OutOfMemoryError")  # failures that need not be due to an input's values
 SAME_BATCHES = "the loader gives the same batches whatever the seed: they count as one set of inputs"
 
 
@@ -20,7 +23,7 @@ def one_set(trial: Trial, seed: int, family: str) -> None:
     """Gates on one set of inputs: yardsticks first, then every step of the candidate."""
     verification, restart = trial.verification, family == ONE_BY_ONE
     info = trial.load(seed, family, trial.plan.steps)
-    steps = info.steps
+    steps, smaller = info.steps, info.smaller
     if not verification.seeds:
         trial.bits.varying = set(trial.turn(trial.yardstick, 0).call(Arm.varying, times=REPEATS))
         verification.repeats = not trial.bits.varying
@@ -28,6 +31,8 @@ def one_set(trial: Trial, seed: int, family: str) -> None:
         equal_bits(trial, seed, family)
     if restart:
         exchange(trial, seed)
+    if smaller and not taken(trial, lambda: trial.measure(Look(steps - 1))):
+        steps, smaller = steps - 1, False
     if not trial.in_turns:  # large tensors have no room for it, nor sums that one run is a lottery for
         trial.measure(Look(0))  # what reassociated and noisy runs are held against
         trial.measure_all(orders(trial.yardstick, info.reassociated_runs, range(steps), restart))
@@ -36,13 +41,9 @@ def one_set(trial: Trial, seed: int, family: str) -> None:
     trial.measure_all(Look(noise % steps, restart or noise % steps == 0, noise + 1) for noise in in_order)
     extra = range(0 if verification.repeats else (SPREAD_RUNS - 1) * steps)  # gradients have the noisy runs
     trial.measure_all(Look(run % steps, restart or run % steps == 0, forward=True) for run in extra)
-    found = list[list[Finding]]()
-    for step in range(steps):
-        look = Look(step, restart or step == 0)
-        trial.measure(look)
-        found.append(findings := trial.judge(look))
-        if family not in FAMILIES and not verification.parts_in and any(m.parted for m in findings):
-            verification.parts_in = where_they_part(trial)
+    found = judged(trial, steps, smaller, restart)
+    if family not in FAMILIES and not verification.parts_in and any(m.parted for each in found for m in each):
+        verification.parts_in = where_they_part(trial)
     if trial.contract == BITWISE:
         found = same_bits(trial, found, restart)
     for step, findings in enumerate(found):
@@ -56,6 +57,40 @@ def one_set(trial: Trial, seed: int, family: str) -> None:
     name = NORMAL if restart else family
     verification.families += [name] if name not in verification.families else []
     verification.reference = info.reference
+
+
+def judged(trial: Trial, steps: int, smaller: bool, restart: bool) -> list[list[Finding]]:
+    """Findings of each step.
+
+    smaller: a candidate may refuse the last step's batch, which is as small as an epoch's last
+    restart: each step begins with the restored state; else only the first
+    """
+    found = list[list[Finding]]()
+    for step in range(steps):
+        look = Look(step, restart or step == 0)
+        trial.measure(look)
+        if not (smaller and step == steps - 1):
+            found.append(trial.judge(look))
+        elif not taken(trial, partial(_judge_into, found, trial, look)):
+            trial.measure(Look(0))
+            trial.judge(Look(0))  # the reference goes on with a step that both took
+    return found
+
+
+def _judge_into(found: list[list[Finding]], trial: Trial, look: Look) -> None:
+    found.append(trial.judge(look))
+
+
+def taken(trial: Trial, work: Callable[[], object]) -> bool:
+    """Whether an arm takes a batch as small as an epoch's last: a refusal is loud, and no wrong result."""
+    try:
+        work()
+    except Exception as reason:
+        if getattr(reason, "type", "") in CHANCE:
+            raise
+        trial.verification.notes.append(f"a batch as small as an epoch's last is not checked: {first_line(reason)}")
+        return False
+    return True
 
 
 def equal_bits(trial: Trial, seed: int, family: str) -> None:

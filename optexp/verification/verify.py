@@ -11,14 +11,12 @@ from optexp.equivalence.quantities import whole
 from optexp.records.verification import GateResult, MutantCount, Verification, broken
 from optexp.strategy import BITWISE, Contract
 from optexp.verification.checks import Progress, checks
-from optexp.verification.one_set import one_set
+from optexp.verification.one_set import CHANCE, one_set
 from optexp.verification.outcome import aggregate, failure
 from optexp.verification.trial import Plan, Trial, deliver
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 from optexp.workers.reference import Reference
-
-CHANCE = ("Crash", "Timeout", "OutOfMemoryError")  # failures that need not be due to an input's values
 
 
 def verify(

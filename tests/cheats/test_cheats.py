@@ -101,6 +101,11 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "WithoutBias": (INFER, WRONG, "output"),
     "ForgetsWhatIsZeroAtFirst": (BERT, WRONG, "output"),
     "LeavesTheBranchOut": (own("Gated"), WRONG, "output"),
+    "LeavesTheBranchOutOnceItIsShut": (
+        [*own("Gated"), "workload.mode=forward_backward"],
+        WRONG,
+        "after timing: with other values of the parameters",
+    ),
     "WithoutEps": (NORM, WRONG, "output"),
     "WithoutMask": ([*TEXT, "workload.mode=forward"], WRONG, "logits"),
     "WithoutTail": ([*GELU, "workload.size=63"], WRONG, "output"),
@@ -175,6 +180,7 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
 
 HELP = {
     "Redrawn",
+    "Through",
     "NothingButNaN",
     "Shifted",
     "Lazy",

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp.equivalence.perturbation import told, vary
+from optexp.equivalence.perturbation import told, turn_parameters, vary
 
 
 class Model(nn.Module):
@@ -59,3 +59,17 @@ def test_people_are_told_which() -> None:
     assert told([]) == ""
     assert told(["a", "b"]).startswith("a, b (2) began as one value")
     assert told(list("abcd")).startswith("a, b, c, ... (4)")
+
+
+def test_other_values_of_parameters_are_given_twice_without_a_trace():
+    drawn, second = torch.randn(4, 3), torch.randn(3)
+    state = {"param/a": torch.zeros(3), "param/b": drawn.clone(), "param/c": torch.ones(3), "param/d": second.clone()}
+    turn_parameters(state)
+    assert state["param/a"].eq(0.125).all(), "a gate that is shut opens"
+    assert state["param/c"].eq(0.5).all()
+    assert torch.equal(state["param/b"], -drawn)
+    turn_parameters(state)
+    assert not state["param/a"].any()
+    assert state["param/c"].eq(1).all()
+    assert torch.equal(state["param/b"], drawn)
+    assert torch.equal(state["param/d"], second)

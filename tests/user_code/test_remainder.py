@@ -51,7 +51,7 @@ def test_what_an_epoch_leaves_over(loader: Callable[[], DataLoader[Any]], rows: 
     assert (None if found is None else len(found[0])) == rows
 
 
-def test_it_follows_the_first_batch_of_a_set(tmp_path) -> None:
+def test_it_ends_a_set(tmp_path) -> None:
     path = tmp_path / "net.py"
     path.write_text(
         "import torch\nfrom torch import nn\nfrom torch.utils.data import DataLoader, TensorDataset\n"
@@ -65,4 +65,4 @@ def test_it_follows_the_first_batch_of_a_set(tmp_path) -> None:
         family: [len(next(iter(tensors_of(batch).values()))) for batch in source.draw(0, 2, family).batches]
         for family in (NORMAL, ONE_BY_ONE)
     }
-    assert sizes == {NORMAL: [8, 6, 8], ONE_BY_ONE: [8, 8]}
+    assert sizes == {NORMAL: [8, 8, 6], ONE_BY_ONE: [8, 8]}
