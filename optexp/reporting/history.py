@@ -20,7 +20,7 @@ from optexp.reporting.tables import frameless
 from optexp.reporting.titles import flatten, titles
 from optexp.result import Result
 from optexp.schema import shown
-from optexp.support.units import ratio
+from optexp.support.units import low_to_high
 
 NEWEST = 1000  # records that a history reads, at most
 COLUMNS = ("when", "commit", "verdict", "speedup", "time/step>", "step")
@@ -101,7 +101,7 @@ def row(one: Series, record: Recorded) -> list[str]:
         f"{record.started:%Y-%m-%d %H:%M}",
         commit(result),
         str(result.verdict),
-        f"{ratio(interval.low)} to {ratio(interval.high)}" if interval else "",
+        low_to_high(interval.low, interval.high) if interval else "",
         summary.microseconds(result.candidate.step_us) if result.candidate.step_us else "",
         f"{step.change:+.1%}" if step else "",
     ]
