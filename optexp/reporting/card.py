@@ -63,6 +63,7 @@ def card(result: Result, folder: Path) -> Card:
         ("Verified", summary.verified(result)),
         ("Evidence", "; ".join(summary.evidence(result))),
         ("Measured", summary.measured(result)),
+        ("Disturbed", "; ".join(f"{watch.name}: {watch.text}" for watch in summary.watches(result) if not watch.ok)),
     ]
     text, language = paste(result, folder)
     title = f"{result.workload} · {result.label} · {result.device_model}"

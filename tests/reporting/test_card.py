@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from optexp.records import filenames
-from optexp.records.measurement import Cost
+from optexp.records.measurement import Cost, Watch
 from optexp.reporting import card
 from optexp.result import Result, Verdict
 
@@ -55,6 +55,15 @@ def test_without_a_horizon_a_million_steps_are_counted() -> None:
     result = RESULTS["FASTER"]
     measurement = replace(result.measurement, cost=Cost())
     assert card.saved(replace(result, measurement=measurement)) == "10.4 min (at least 10.4 min) in 1,000,000 steps"
+
+
+def test_a_reviewer_reads_what_disturbed_the_measurement(tmp_path: Path) -> None:
+    result = RESULTS["FASTER"]
+    crowded = [Watch("cores", False, "other programs run here"), Watch("inputs", True, "fine")]
+    measurement = replace(result.measurement, watchdogs=crowded)
+    assert ("Disturbed", "cores: other programs run here") in card.card(
+        replace(result, measurement=measurement), tmp_path
+    ).facts
 
 
 def test_a_patch_of_the_users_file_goes_before_the_script(tmp_path: Path) -> None:
