@@ -72,6 +72,12 @@ def test_a_patch_of_the_users_file_goes_before_the_script(tmp_path: Path) -> Non
     assert card.paste(RESULTS["FASTER"], tmp_path) == ("--- a/net.py\n+++ b/net.py", "diff")
 
 
+def test_a_picture_shows_the_lines_that_a_patch_adds() -> None:
+    patch = "--- a/net.py\n+++ b/net.py\n@@ -1 +1,3 @@\n kept\n+\n+net = torch.compile(net)\n-gone"
+    assert card.Card("", "", [], patch, "diff").added == ["net = torch.compile(net)"]
+    assert card.Card("", "", [], "a\nb", "python").added == ["a", "b"]
+
+
 @pytest.mark.parametrize("verdict", [verdict for verdict in Verdict if verdict is not Verdict.FASTER])
 def test_no_card_for_what_nobody_proposes(verdict: Verdict, tmp_path: Path) -> None:
     """Also none is left of a verdict that a sweep corrected."""
