@@ -281,6 +281,16 @@ def test_a_server_that_is_away_is_told_at_the_start(
     assert capsys.readouterr().err == ""
 
 
+def test_a_sweep_says_once_for_its_jobs_that_the_store_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(SimpleNamespace(output=tmp_path, watch=None))  # type: ignore[arg-type]
+    monkeypatch.delenv("OPTEXP_PARENT_RUN", raising=False)
+    assert not recorder._told_by_sweep
+    monkeypatch.setattr(search_path, "in_sweep", lambda: True)
+    assert recorder._told_by_sweep
+    monkeypatch.setenv("OPTEXP_PARENT_RUN", "of a store that went away later")
+    assert not recorder._told_by_sweep
+
+
 def test_a_data_base_that_refuses_a_run_costs_no_traceback(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
