@@ -156,7 +156,9 @@ def _panel(axes: Any, one: Series, intervals: Sequence[tuple[float, float, float
     at = range(len(intervals))
     axes.errorbar(at, [estimate for estimate, _, _ in intervals], yerr=[below, above], fmt="o", ms=3, lw=1, capsize=2)
     ticks = [n for n in at if n % -(-len(intervals) // TICKS) == 0]
-    axes.set_xticks(ticks, [f"{one.timed[n].started:%m-%d}\n{commit(one.timed[n].result)}" for n in ticks], fontsize=7)
+    axes.set_xticks(
+        ticks, [f"{one.timed[n].started:%m-%d %H:%M}\n{commit(one.timed[n].result)}" for n in ticks], fontsize=7
+    )
     axes.set_ylabel(name)
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -203,6 +203,7 @@ def test_a_sweep_and_its_runs_in_a_store_of_their_own(
     }  # fmt: skip
     assert client.get_run(parent.run_id).data.tags["optexp.sweep"] == "strategy=cuda_graph"
     assert child.where == "python -m optexp.ui"
+    assert replace(child, experiment="of mine").where == "python -m optexp.ui --experiment 'of mine'"
     wrong = RESULTS[Verdict.NOT_EQUIVALENT]
     tracking.reopen(Tracking(), child.run_id).correct(FASTER, wrong, job)
     run = client.get_run(child.run_id)
@@ -221,12 +222,14 @@ def test_a_sweep_and_its_runs_in_a_store_of_their_own(
 
 
 def test_an_experiment_leads_to_the_view_unless_a_person_described_it(folder: Path) -> None:
-    run = tracking.start(Tracking(), "any")
+    run = tracking.start(Tracking(experiment="any"), "a run")
+    assert run.where == tracking.reopen(Tracking(experiment="any"), run.run_id).where
+    assert run.where == "python -m optexp.ui --experiment any"
     assert f"(#/experiments/{run.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey=optexp)" in str(
         run.client.get_experiment(run.experiment_id).tags["mlflow.note.content"]
     )
     run.client.set_experiment_tag(run.experiment_id, "mlflow.note.content", "of the team")
-    tracking.start(Tracking(), "another")
+    tracking.start(Tracking(experiment="any"), "another")
     assert run.client.get_experiment(run.experiment_id).tags["mlflow.note.content"] == "of the team"
 
 
