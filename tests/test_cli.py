@@ -52,6 +52,14 @@ def test_what_people_type_is_made_what_hydra_reads(typed: str, read: str) -> Non
     assert overrides.rewrite([typed]) == [read]
 
 
+@pytest.mark.parametrize(
+    "command", ["env | grep A > b.txt", 'echo "${X}" >> it\'s.txt', "a\\'b\\", "'as Hydra reads it'"]
+)
+def test_a_command_of_a_shell_needs_no_quotes_of_hydra(command: str) -> None:
+    (read,) = overrides.rewrite([f"regression.on_alert={command}"])
+    assert search_path.compose([read]).regression.on_alert == command.strip("'" if command.endswith("it'") else "")
+
+
 # --- in this process, with a runner that measures nothing --------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from optexp.errors import ConfigError
 from optexp.records.verdict import Verdict
 from optexp.reporting import history, recorded, tracking
 from optexp.reporting.recorded import Recorded
+from optexp.reporting.titles import titles
 from optexp.support.interrupting import INTERRUPTED
 from tests.test_regression import timed
 
@@ -68,6 +69,16 @@ def test_series_are_told_apart_and_another_torch_continues_one() -> None:
     (step,) = first.steps.values()
     assert first.steps.keys() == {f"{12:032x}"}
     assert step.change == pytest.approx(0.2, abs=0.02)
+
+
+def test_a_record_has_the_interval_of_its_headline_and_keys_of_one_name_are_told_apart() -> None:
+    (record,) = records(1)
+    assert record.result.speedup
+    record.result.speedup = replace(record.result.speedup, low=2.5279, high=3.7)  # 2.53 would promise too much
+    (one,) = history.series([record])
+    assert history.row(one, record)[3] == "2.52 to 3.70"
+    modes = [records(1, **{"workload.mode": name, "mode": name})[0].result for name in ("a", "b")]
+    assert [title.split(" ", 1)[1] for title in titles(modes)] == [f"workload.mode={n} mode={n}" for n in ("a", "b")]
 
 
 def test_the_command_shows_a_table_and_a_picture(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from optexp.result import Result, Verdict
 from optexp.sweeps import sweep
 
 RESULTS = {path.stem: Result.read(path) for path in (Path(__file__).parent / "results").glob("*.json")}
-JOBS = [replace(RESULTS["faster"], id=f"record {n}") for n in range(3)]
+MEASURED_BY = {**RESULTS["faster"].environment, "optexp_git": {"commit": "c0ffee", "dirty": False}}
+JOBS = [replace(RESULTS["faster"], id=f"record {n}", environment=MEASURED_BY) for n in range(3)]
+BEGUN_S = 1_790_000_000
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +54,8 @@ def swept(folder: Path) -> Path:
     OmegaConf.save(OmegaConf.create(node), folder / sync.SWEEP)
     sweep.record(JOBS, folder)
     (folder / filenames.SWEEP_PAGE).write_text("the best")
+    os.utime(folder / sync.SWEEP, (BEGUN_S, BEGUN_S))
+    os.utime(folder / filenames.RANKING, (BEGUN_S + 60, BEGUN_S + 60))
     return folder
 
 
@@ -73,6 +78,8 @@ def test_a_sweep_is_sent_once(store: str, experiment: str, tmp_path: Path, capsy
     (parent,) = found[""]
     assert parent.data.tags["mlflow.note.content"] == "the best"
     assert parent.data.tags["optexp.verdict"] == "3 FASTER"
+    assert (parent.info.start_time, parent.info.end_time) == (1000 * BEGUN_S, 1000 * (BEGUN_S + 60))
+    assert {run.data.tags["mlflow.source.git.commit"] for run in found[parent.info.run_id]} == {"c0ffee"}
     jobs = {run.data.tags[tracking.RECORD]: run for run in found[parent.info.run_id]}
     assert jobs.keys() == {job.id for job in JOBS}
     assert all(run.info.status == "FINISHED" and run.data.metrics["speedup/low"] > 1 for run in jobs.values())

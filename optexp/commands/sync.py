@@ -91,12 +91,13 @@ class Sender:
             return self._count("cannot be read", None)
         if not result.fingerprint:
             return self._count("of jobs that were never built", None)
-        ended_ms = int(1000 * (folder / filenames.RESULT).stat().st_mtime)
+        ended_ms = _written_ms(folder / filenames.RESULT)
         key = result.id or str(record.get("digest", ""))
         held = tracking.held(self.store, key) or self._held_before(result)
         if held is None:
             parent, begun_ms = self._parent(folder), ended_ms - int(1000 * result.seconds.get("total", 0))
-            run = tracking.start(self.store, logged.name(result), parent, {tracking.RECORD: key}, begun_ms)
+            tags = {tracking.RECORD: key, **_source(result)}
+            run = tracking.start(self.store, logged.name(result), parent, tags, begun_ms)
         elif held.finished and all(held.tags.get(name) == text for name, text in logged.tags(result).items()):
             return self._count("there already", held.run.run_id)
         elif held.finished:
@@ -141,7 +142,8 @@ class Sender:
         config = OmegaConf.load(folder / SWEEP)
         assert isinstance(config, DictConfig)
         tags = {tracking.RECORD: key, sweep.SWEPT: " ".join(config.hydra.overrides.task)}
-        run = held.run if held else tracking.start(self.store, sweep.name(config)[: sweep.NAME_LIMIT], tags=tags)
+        begun_ms, name = _written_ms(folder / SWEEP), sweep.name(config)[: sweep.NAME_LIMIT]
+        run = held.run if held else tracking.start(self.store, name, tags=tags, begun_ms=begun_ms)
         if note.is_file():
             tags["mlflow.note.content"] = note.read_text()[: logged.TAG_LIMIT]
         ranking = folder / filenames.RANKING
@@ -149,10 +151,21 @@ class Sender:
             tags["optexp.verdict"] = summary.counted(row["verdict"] for row in json.loads(ranking.read_text()))
         run.log_batch(tags=tags)
         run.log_files(folder)
-        run.finish()
+        run.finish(ended_ms=_written_ms(ranking) if ranking.is_file() else None)
         return run.run_id
 
     def _opened_before(self, folder: Path) -> tracking.Held | None:
         """The run of a sweep that began before sweeps had ids."""
         opened = folder / tracking.OPEN
         return tracking.held_by_run_id(self.store, opened.read_text().strip()) if opened.is_file() else None
+
+
+def _written_ms(path: Path) -> int:
+    """Unix time at which a file was written."""
+    return int(1000 * path.stat().st_mtime)
+
+
+def _source(result: Result) -> dict[str, str]:
+    """The commit of optexp that measured, as MLflow's tag: the one that sends the record may be another."""
+    commit = (result.environment.get("optexp_git") or {}).get("commit")
+    return {"mlflow.source.git.commit": str(commit)} if commit else {}

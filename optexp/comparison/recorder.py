@@ -23,6 +23,8 @@ from optexp.reporting.tracking import Run
 from optexp.result import Problem, Result, Verdict
 from optexp.workers.serving import describe
 
+PARENT_RUN = "OPTEXP_PARENT_RUN"  # environment variable, set by a sweep: id of its MLflow run
+
 
 class Recorder:
     """Holds the MLflow run open while a comparison works, so that an interrupted one is marked KILLED.
@@ -44,7 +46,7 @@ class Recorder:
         if not tracked.enabled:
             return
         try:
-            parent = self.parent or os.environ.get("OPTEXP_PARENT_RUN")
+            parent = self.parent or os.environ.get(PARENT_RUN)
             self.run = tracking.start(tracked, logged.name(result), parent, {tracking.RECORD: result.id})
             result.environment["mlflow_run"] = self.run.run_id  # by which a sweep finds it, to correct it
             with tolerating(result.notes):
@@ -59,7 +61,7 @@ class Recorder:
         """Write the record, show it, and log it: nobody waits for the store to read a verdict."""
         if self.run is None and self.trouble is None:  # it ended before its arms started
             self.start()
-        if self.trouble:
+        if self.trouble and not self._told_by_sweep:
             result.notes.append(self._not_logged(self.trouble))
         self.decided = True
         self.session.progress.expect(0.0)
@@ -91,6 +93,11 @@ class Recorder:
     def _not_logged(self, reason: object) -> str:
         later = "" if full(self.output) else f"; python -m optexp.sync {self.output} sends the record later"
         return f"not in MLflow: {reason}{later}"
+
+    @property
+    def _told_by_sweep(self) -> bool:
+        """Whether the sweep could not reach the store either, and has said so once for all its jobs."""
+        return search_path.in_sweep() and PARENT_RUN not in os.environ
 
     def _write(self, result: Result) -> None:
         result.seconds = self.watch.rounded()

@@ -34,6 +34,14 @@ class Card:
     paste: str
     language: str
 
+    @property
+    def added(self) -> list[str]:
+        """The lines to paste, without what surrounds them in a patch."""
+        lines = self.paste.splitlines()
+        if self.language != "diff":
+            return lines
+        return [line[1:] for line in lines if re.match(r"\+(?!\+\+ ).", line)]
+
 
 def write(result: Result, folder: Path) -> None:
     """Both files; none where there is nothing to propose, also none of before a sweep corrected the verdict."""
@@ -63,6 +71,7 @@ def card(result: Result, folder: Path) -> Card:
         ("Verified", summary.verified(result)),
         ("Evidence", "; ".join(summary.evidence(result))),
         ("Measured", summary.measured(result)),
+        ("Disturbed", "; ".join(f"{watch.name}: {watch.text}" for watch in summary.watches(result) if not watch.ok)),
     ]
     text, language = paste(result, folder)
     title = f"{result.workload} · {result.label} · {result.device_model}"
@@ -151,7 +160,7 @@ def draw(found: Card, times: list[TimeBar], ends: Interval | None, path: Path) -
     from matplotlib.figure import Figure  # takes half a second to import
 
     told = [fill(f"{name}: {text}", LETTERS, subsequent_indent="    ") for name, text in found.facts]
-    code = found.paste.splitlines()
+    code = found.added
     told += ["", *code] if 0 < len(code) <= FEW else []
     below = LINE * sum(text.count("\n") + 1 for text in told) + 0.15
     figure = Figure(figsize=(WIDTH, below + 1.9), layout="constrained", facecolor="white")

@@ -20,7 +20,7 @@ from optexp.reporting.tables import frameless
 from optexp.reporting.titles import flatten, titles
 from optexp.result import Result
 from optexp.schema import shown
-from optexp.support.units import microseconds, ratio
+from optexp.support.units import low_to_high, microseconds
 
 NEWEST = 1000  # records that a history reads, at most
 COLUMNS = ("when", "commit", "verdict", "speedup", "time/step>", "step")
@@ -101,7 +101,7 @@ def row(one: Series, record: Recorded) -> list[str]:
         f"{record.started:%Y-%m-%d %H:%M}",
         commit(result),
         str(result.verdict),
-        f"{ratio(interval.low)} to {ratio(interval.high)}" if interval else "",
+        low_to_high(interval.low, interval.high) if interval else "",
         microseconds(result.candidate.step_us) if result.candidate.step_us else "",
         f"{step.change:+.1%}" if step else "",
     ]
@@ -156,7 +156,9 @@ def _panel(axes: Any, one: Series, intervals: Sequence[tuple[float, float, float
     at = range(len(intervals))
     axes.errorbar(at, [estimate for estimate, _, _ in intervals], yerr=[below, above], fmt="o", ms=3, lw=1, capsize=2)
     ticks = [n for n in at if n % -(-len(intervals) // TICKS) == 0]
-    axes.set_xticks(ticks, [f"{one.timed[n].started:%m-%d}\n{commit(one.timed[n].result)}" for n in ticks], fontsize=7)
+    axes.set_xticks(
+        ticks, [f"{one.timed[n].started:%m-%d %H:%M}\n{commit(one.timed[n].result)}" for n in ticks], fontsize=7
+    )
     axes.set_ylabel(name)
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -68,7 +68,8 @@ DESCRIPTION = "mlflow.note.content"
 def description(experiment_id: str) -> str:
     """Of the experiment: the way to the view, as MLflow's own address opens a page about language models."""
     link = address("", experiment_id).lstrip("/")  # relative, as a server may have a prefix
-    return f"Comparisons of optexp: [strategies by workload]({link}). *Model training* on the left keeps such pages."
+    stay = "Click *Model training* on the left once to stay there."
+    return f"Comparisons of optexp: [strategies by workload]({link}). {stay}"
 
 
 def address(server: str, experiment_id: str, view: str = BY_WORKLOAD) -> str:

@@ -24,8 +24,14 @@ def titles(results: Sequence[Result]) -> list[str]:
             if not key.startswith(("strategy", "baseline.", "measurement."))
             and len({str(other[key]) for other in alike if key in other}) > 1
         ]
-        names.append(" ".join([result.workload, *(f"{k.removeprefix('workload.')}={config[k]}" for k in varying)]))
+        names.append(" ".join([result.workload, *(f"{_short(key, varying)}={config[key]}" for key in varying)]))
     return names
+
+
+def _short(key: str, beside: Sequence[str]) -> str:
+    """A workload's key without `workload.`, unless it would read like a key beside it: both have a `mode`."""
+    own = key.removeprefix("workload.")
+    return key if own in beside else own
 
 
 def flatten(node: Any, prefix: str = "") -> dict[str, Any]:

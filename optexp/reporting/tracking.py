@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ from optexp.reporting import logged, mlflow_view
 from optexp.reporting.mlflow_store import (
     FILE,
     Node,
+    Store,
     artifacts,
     failures_named,
     locked,
@@ -49,7 +51,8 @@ STORE_RETRIES = 3  # of a data base that does not answer; MLflow's own 10 keep a
 class Run:
     """An open MLflow run: `log` what came out, then `finish` it.
 
-    begun_ms: Unix time of its begin; metrics carry it, so that logging them twice adds nothing
+    begun_ms:   Unix time of its begin; metrics carry it, so that logging them twice adds nothing
+    experiment: name of its experiment
     """
 
     client: MlflowClient
@@ -57,6 +60,7 @@ class Run:
     experiment_id: str
     run_id: str
     begun_ms: int
+    experiment: str
 
     def log(self, result: Result, folder: Path) -> None:
         """Everything of one comparison: params, metrics and tags in one batch, then the files in `folder`."""
@@ -130,11 +134,13 @@ class Run:
         """How to look at it: its address on a server, else the command that shows a local store."""
         if self.uri.startswith("http"):
             return mlflow_view.run_address(without_password(self.uri), self.experiment_id, self.run_id)
-        here = f"sqlite:///{Path.cwd()}/"
+        command, here = "python -m optexp.ui", f"sqlite:///{Path.cwd()}/"
+        if self.experiment != Store.experiment:
+            command += f" --experiment {shlex.quote(self.experiment)}"
         if self.uri == f"{here}{FILE}":
-            return "python -m optexp.ui"
+            return command
         uri = "sqlite:///" + self.uri.removeprefix(here) if self.uri.startswith(here) else self.uri
-        return f"python -m optexp.ui --store {without_password(uri)}"
+        return f"{command} --store {without_password(uri)}"
 
 
 def start(
@@ -161,7 +167,7 @@ def start(
             client = _client(uri)
             experiment = _experiment(client, config.experiment, uri)
             run = client.create_run(experiment, begun_ms, labels, name)
-        return Run(client, uri, experiment, run.info.run_id, run.info.start_time)
+        return Run(client, uri, experiment, run.info.run_id, run.info.start_time, config.experiment)
 
 
 def reopen(config: Node, run_id: str) -> Run:
@@ -170,11 +176,11 @@ def reopen(config: Node, run_id: str) -> Run:
     with failures_named(uri):
         with locked(uri):
             client = _client(uri)
-        return _opened(client, uri, client.get_run(run_id))
+        return _opened(client, uri, client.get_run(run_id), config)
 
 
-def _opened(client: MlflowClient, uri: str, run: StoredRun) -> Run:
-    return Run(client, uri, run.info.experiment_id, run.info.run_id, run.info.start_time)
+def _opened(client: MlflowClient, uri: str, run: StoredRun, config: Node) -> Run:
+    return Run(client, uri, run.info.experiment_id, run.info.run_id, run.info.start_time, config.experiment)
 
 
 @contextmanager
@@ -258,7 +264,7 @@ def held(config: Node, record: str) -> Held | None:
             client = _client(uri)
             experiment = _experiment(client, config.experiment, uri)
         found = client.search_runs([experiment], f"tags.`{RECORD}` = '{record}'", max_results=1)
-        return _held(client, uri, found[0]) if found else None
+        return _held(client, uri, found[0], config) if found else None
 
 
 def held_by_run_id(config: Node, run_id: str) -> Held | None:
@@ -270,17 +276,17 @@ def held_by_run_id(config: Node, run_id: str) -> Held | None:
         with locked(uri):
             client = _client(uri)
         try:
-            return _held(client, uri, client.get_run(run_id))
+            return _held(client, uri, client.get_run(run_id), config)
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
             return None
 
 
-def _held(client: MlflowClient, uri: str, run: StoredRun) -> Held:
+def _held(client: MlflowClient, uri: str, run: StoredRun, config: Node) -> Held:
     errs = run.data.tags.get("optexp.verdict") == Verdict.ERROR  # whose logged record ends FAILED or KILLED
     finished = run.info.status in (("FINISHED", "FAILED", "KILLED") if errs else ("FINISHED",))
-    return Held(_opened(client, uri, run), finished, run.data.metrics, run.data.tags)
+    return Held(_opened(client, uri, run, config), finished, run.data.metrics, run.data.tags)
 
 
 def view(config: Node, server: str) -> str:

@@ -126,7 +126,8 @@ def begin(config: DictConfig) -> None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(_parent.run_id)  # for a sweep that continues this one
     except TrackingError as error:
-        print(f"optexp: the sweep is not in MLflow: {error}", file=sys.stderr)
+        later = f"python -m optexp.sync {_folder} sends it later, with its jobs"
+        print(f"optexp: the sweep is not in MLflow: {error}; {later}", file=sys.stderr)
 
 
 def identity(folder: Path) -> str:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from optexp.records import filenames
-from optexp.records.measurement import Cost
+from optexp.records.measurement import Cost, Watch
 from optexp.reporting import card
 from optexp.result import Result, Verdict
 
@@ -57,10 +57,25 @@ def test_without_a_horizon_a_million_steps_are_counted() -> None:
     assert card.saved(replace(result, measurement=measurement)) == "10.4 min (at least 10.4 min) in 1,000,000 steps"
 
 
+def test_a_reviewer_reads_what_disturbed_the_measurement(tmp_path: Path) -> None:
+    result = RESULTS["FASTER"]
+    crowded = [Watch("cores", False, "other programs run here"), Watch("inputs", True, "fine")]
+    measurement = replace(result.measurement, watchdogs=crowded)
+    assert ("Disturbed", "cores: other programs run here") in card.card(
+        replace(result, measurement=measurement), tmp_path
+    ).facts
+
+
 def test_a_patch_of_the_users_file_goes_before_the_script(tmp_path: Path) -> None:
     (tmp_path / "repro.py").write_text(SCRIPT)
     (tmp_path / "optimized.patch").write_text("--- a/net.py\n+++ b/net.py\n")
     assert card.paste(RESULTS["FASTER"], tmp_path) == ("--- a/net.py\n+++ b/net.py", "diff")
+
+
+def test_a_picture_shows_the_lines_that_a_patch_adds() -> None:
+    patch = "--- a/net.py\n+++ b/net.py\n@@ -1 +1,3 @@\n kept\n+\n+net = torch.compile(net)\n-gone"
+    assert card.Card("", "", [], patch, "diff").added == ["net = torch.compile(net)"]
+    assert card.Card("", "", [], "a\nb", "python").added == ["a", "b"]
 
 
 @pytest.mark.parametrize("verdict", [verdict for verdict in Verdict if verdict is not Verdict.FASTER])

@@ -203,6 +203,7 @@ def test_a_sweep_and_its_runs_in_a_store_of_their_own(
     }  # fmt: skip
     assert client.get_run(parent.run_id).data.tags["optexp.sweep"] == "strategy=cuda_graph"
     assert child.where == "python -m optexp.ui"
+    assert replace(child, experiment="of mine").where == "python -m optexp.ui --experiment 'of mine'"
     wrong = RESULTS[Verdict.NOT_EQUIVALENT]
     tracking.reopen(Tracking(), child.run_id).correct(FASTER, wrong, job)
     run = client.get_run(child.run_id)
@@ -221,12 +222,14 @@ def test_a_sweep_and_its_runs_in_a_store_of_their_own(
 
 
 def test_an_experiment_leads_to_the_view_unless_a_person_described_it(folder: Path) -> None:
-    run = tracking.start(Tracking(), "any")
+    run = tracking.start(Tracking(experiment="any"), "a run")
+    assert run.where == tracking.reopen(Tracking(experiment="any"), run.run_id).where
+    assert run.where == "python -m optexp.ui --experiment any"
     assert f"(#/experiments/{run.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey=optexp)" in str(
         run.client.get_experiment(run.experiment_id).tags["mlflow.note.content"]
     )
     run.client.set_experiment_tag(run.experiment_id, "mlflow.note.content", "of the team")
-    tracking.start(Tracking(), "another")
+    tracking.start(Tracking(experiment="any"), "another")
     assert run.client.get_experiment(run.experiment_id).tags["mlflow.note.content"] == "of the team"
 
 
@@ -279,6 +282,16 @@ def test_a_server_that_is_away_is_told_at_the_start(
     )
     Recorder(session, silent).start()  # a trial's: its job has said so
     assert capsys.readouterr().err == ""
+
+
+def test_a_sweep_says_once_for_its_jobs_that_the_store_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(SimpleNamespace(output=tmp_path, watch=None))  # type: ignore[arg-type]
+    monkeypatch.delenv("OPTEXP_PARENT_RUN", raising=False)
+    assert not recorder._told_by_sweep
+    monkeypatch.setattr(search_path, "in_sweep", lambda: True)
+    assert recorder._told_by_sweep
+    monkeypatch.setenv("OPTEXP_PARENT_RUN", "of a store that went away later")
+    assert not recorder._told_by_sweep
 
 
 def test_a_data_base_that_refuses_a_run_costs_no_traceback(

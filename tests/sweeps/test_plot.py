@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from optexp.result import Verdict
 from optexp.sweeps.panels import Panel, by_label
@@ -99,10 +100,10 @@ def test_words_of_bars_neither_leave_the_picture_nor_cover_each_other() -> None:
     words = [text for text in axes.texts if text.get_text().startswith("UNSUPPORTED: fusion")]
     assert words
     assert all(text.get_window_extent().x1 <= figure.bbox.width for text in words)
-    heads = [text for text in (axes._left_title, axes.title, axes.xaxis.label) if text.get_text()]
-    assert heads
-    legend = axes.get_legend().get_window_extent()
-    assert not any(legend.overlaps(text.get_window_extent()) for text in heads)
+    legend = axes.get_legend()
+    assert legend is not None
+    beside = [text for text in axes.get_children() if isinstance(text, Text) and text.get_text()] + [axes.xaxis.label]
+    assert not any(legend.get_window_extent().overlaps(text.get_window_extent()) for text in beside)
 
 
 def test_reasons_stand_below_the_picture_once() -> None:
