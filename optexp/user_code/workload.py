@@ -37,6 +37,7 @@ from optexp.user_code.adapters import (
     OPTIMIZERS,
     Then,
     accepted,
+    at_home,
     by_label,
     divide,
     dtype_name,
@@ -162,7 +163,7 @@ class UserWorkload(Workload):
 
     def batches(self, generator: torch.Generator, count: int) -> list[Batch]:
         packed = (self.layout.pack(given, self.odd_batch) for given in self.given.give(generator, count))
-        batches = [map_batch(lambda t: t.to(generator.device), batch) for batch in packed]
+        batches = [map_batch(lambda t: at_home(t, generator.device), batch) for batch in packed]
         self.leading = [leading_size(tensors_of(batch)) for batch in batches]
         return batches
 
