@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from optexp.errors import ConfigError, NotCovered
-from optexp.program import Alias, Program, placed, preserved, to_device
+from optexp.program import Alias, NotCalled, Program, placed, preserved, set_training, to_device
 from optexp.python_state.slots import tensors_in
 from optexp.schema import suggest
 from optexp.strategy import (
@@ -190,7 +190,7 @@ class Replace(Strategy):
         held, training = holdings(program), program.model.training
         new = made_of(program.model, found, args, kwargs, self.asked)
         if new.training is not training:
-            new.train(training)
+            set_training(new, training)
         known = partners(held, new)
         pairs = {one.name: (name, False) for name, one in known.items()}
         missing = [one.name for one in held.all if one.name not in pairs]
@@ -332,7 +332,7 @@ def fill(tensor: Tensor, value: Tensor) -> None:
 
 def take_over(old: nn.Module, new: nn.Module, pairs: Pairs, optimizer: Optimizer | None) -> None:
     """Values, `requires_grad`, and the optimizer with its state go from the old model's parameters to the new one's."""
-    new.train(old.training)
+    set_training(new, old.training)
     ours, theirs = (dict(m.named_parameters()) | dict(m.named_buffers()) for m in (old, new))
     new_of = {}
     for name, (other, turned) in pairs.items():
@@ -345,7 +345,7 @@ def take_over(old: nn.Module, new: nn.Module, pairs: Pairs, optimizer: Optimizer
 
 def hand_over(optimizer: Optimizer | None, new_of: Mapping[Tensor, tuple[Tensor, bool]]) -> None:
     """The optimizer goes on with other tensors, some of them transposed, and its state with it."""
-    if optimizer is None:
+    if optimizer is None or isinstance(optimizer, NotCalled):
         return
     for group in optimizer.param_groups:
         group["params"] = [new_of[p][0] for p in group["params"]]

@@ -28,6 +28,7 @@ from optexp.program import (
     map_batch,
     placed,
     prime,
+    set_training,
     tensors_of,
 )
 from optexp.program.feeds import LoaderFeed
@@ -230,7 +231,7 @@ class UserWorkload(Workload):
         if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
             raise ConfigError("the model lies on the meta device, where it has no values: build it on another")
         model = placed(model, device, dtype)
-        model.train(trains)
+        set_training(model, trains)
         if trains and not any(p.requires_grad for p in model.parameters()):
             raise ConfigError(f"mode={self.mode}: the model has no parameters to train; what is left is mode=forward")
         return model
