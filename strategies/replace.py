@@ -30,6 +30,7 @@ from optexp.strategy import (
     UserFile,
     precision,
 )
+from optexp.support.hooks import takes_hooks
 from optexp.user_code.adapters import Function, Maker, maker
 from optexp.user_code.aliasing import holdings, listed, partners
 from optexp.user_code.importing import require_file
@@ -152,13 +153,15 @@ class Replace(Strategy):
             optimized = replace(program, model=new, forward=None, aliases=aliases)
         unchanged = first is not None and optimized.model is old and Contents.of(old).same_as(first)
         calls: list[None] = []
-        hook = optimized.model.register_forward_hook(lambda *_: calls.append(None))
+        seen = takes_hooks(optimized.model)
+        hook = optimized.model.register_forward_hook(lambda *_: calls.append(None)) if seen else None
         naming = failing(f"the model that {self.asked} makes failed on a batch") if of_model else nullcontext()
         with naming, preserved(optimized), torch.set_grad_enabled(program.trains):
             batch = to_device(program.feed.next(), program.device)
             optimized.step(optimized, batch) if program.own_step else optimized.predict(batch)
-            stepped = program.own_step  # by the user, who may call other methods than forward
-        hook.remove()
+            stepped = program.own_step or not seen  # by the user, who may call other methods than forward
+        if hook is not None:
+            hook.remove()
         made = {"args": args, "kwargs": kwargs, "function": isinstance(optimized.model, Function)}
         made |= {"of_model": of_model, "edited": optimized.model is old, "unchanged": unchanged}
         made |= {"taken": program.trains or not of_model, "by_values": by_values}
