@@ -95,8 +95,8 @@ class Amp(Strategy):
         batch = to_device(program.feed.next(), device)
         probe = OperationsIn(dtype)  # because no trace shows those inside a compiled region or a graph
         if program.loss is None and program.optimizer is not None:  # a step of the user's, with calls of its own
-            with refusing(STEP_FAILED, STEP_ADVICE), preserved(program), probe:
-                optimized.step(optimized, batch)
+            with refusing(STEP_FAILED, STEP_ADVICE), preserved(program):
+                optimized.step(replace(optimized, forward=inside(probe, optimized.call)), batch)
         else:
             with refusing(FAILED, ADVICE), preserved(program), torch.set_grad_enabled(program.trains):
                 with probe:
@@ -136,6 +136,14 @@ def under_autocast(call: Callable[..., Any], device: torch.device, dtype: torch.
             return call(*args, **kwargs)
 
     return autocast
+
+
+def inside(mode: TorchDispatchMode, call: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return call(*args, **kwargs)
+
+    return watched
 
 
 def grad_scaler(device: torch.device) -> torch.amp.GradScaler:

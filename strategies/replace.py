@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from optexp.errors import ConfigError, NotCovered
-from optexp.program import Alias, Program, placed, preserved, to_device
+from optexp.program import Alias, NotCalled, Program, placed, preserved, set_training, to_device
 from optexp.python_state.slots import tensors_in
 from optexp.schema import suggest
 from optexp.strategy import (
@@ -30,6 +30,7 @@ from optexp.strategy import (
     UserFile,
     precision,
 )
+from optexp.support.hooks import takes_hooks
 from optexp.user_code.adapters import Function, Maker, maker
 from optexp.user_code.aliasing import holdings, listed, partners
 from optexp.user_code.importing import require_file
@@ -152,13 +153,15 @@ class Replace(Strategy):
             optimized = replace(program, model=new, forward=None, aliases=aliases)
         unchanged = first is not None and optimized.model is old and Contents.of(old).same_as(first)
         calls: list[None] = []
-        hook = optimized.model.register_forward_hook(lambda *_: calls.append(None))
+        seen = takes_hooks(optimized.model)
+        hook = optimized.model.register_forward_hook(lambda *_: calls.append(None)) if seen else None
         naming = failing(f"the model that {self.asked} makes failed on a batch") if of_model else nullcontext()
         with naming, preserved(optimized), torch.set_grad_enabled(program.trains):
             batch = to_device(program.feed.next(), program.device)
             optimized.step(optimized, batch) if program.own_step else optimized.predict(batch)
-            stepped = program.own_step  # by the user, who may call other methods than forward
-        hook.remove()
+            stepped = program.own_step or not seen  # by the user, who may call other methods than forward
+        if hook is not None:
+            hook.remove()
         made = {"args": args, "kwargs": kwargs, "function": isinstance(optimized.model, Function)}
         made |= {"of_model": of_model, "edited": optimized.model is old, "unchanged": unchanged}
         made |= {"taken": program.trains or not of_model, "by_values": by_values}
@@ -190,7 +193,7 @@ class Replace(Strategy):
         held, training = holdings(program), program.model.training
         new = made_of(program.model, found, args, kwargs, self.asked)
         if new.training is not training:
-            new.train(training)
+            set_training(new, training)
         known = partners(held, new)
         pairs = {one.name: (name, False) for name, one in known.items()}
         missing = [one.name for one in held.all if one.name not in pairs]
@@ -332,7 +335,7 @@ def fill(tensor: Tensor, value: Tensor) -> None:
 
 def take_over(old: nn.Module, new: nn.Module, pairs: Pairs, optimizer: Optimizer | None) -> None:
     """Values, `requires_grad`, and the optimizer with its state go from the old model's parameters to the new one's."""
-    new.train(old.training)
+    set_training(new, old.training)
     ours, theirs = (dict(m.named_parameters()) | dict(m.named_buffers()) for m in (old, new))
     new_of = {}
     for name, (other, turned) in pairs.items():
@@ -345,7 +348,7 @@ def take_over(old: nn.Module, new: nn.Module, pairs: Pairs, optimizer: Optimizer
 
 def hand_over(optimizer: Optimizer | None, new_of: Mapping[Tensor, tuple[Tensor, bool]]) -> None:
     """The optimizer goes on with other tensors, some of them transposed, and its state with it."""
-    if optimizer is None:
+    if optimizer is None or isinstance(optimizer, NotCalled):
         return
     for group in optimizer.param_groups:
         group["params"] = [new_of[p][0] for p in group["params"]]

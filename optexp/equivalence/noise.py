@@ -18,6 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 
 from optexp.equivalence.tensor_math import name_of
+from optexp.support.hooks import takes_hooks
 from optexp.support.nested import rows
 from optexp.support.sparse import is_sparse, parts
 from optexp.support.tolerances import tolerance_of
@@ -48,7 +49,7 @@ def noisy(
     """Inside, every leaf module's output, and the gradient that comes back to it, gets Gaussian noise in proportion to
     its RMS and its dtype's rounding. (Where a gradient cancels to zero, only noise on the way back shows its error.)
     Runs beyond RUNS are for integers alone: there a model without modules inside, which may round its results itself,
-    has its parameters disturbed.
+    has its parameters disturbed; so has a model of TorchScript, which takes no hooks.
 
     dtype: whose rounding, where that of the model's own, finer dtype is not meant
     share: of the usual noise
@@ -85,10 +86,10 @@ def noisy(
         return pytree.tree_map(partial(with_noise, module), output)
 
     leaves = [m for m in model.modules() if not any(m.children()) and not isinstance(m, _CONTAINERS)]
-    handles = [leaf.register_forward_hook(hook) for leaf in leaves or [model]]
+    handles = [leaf.register_forward_hook(hook) for leaf in leaves or [model] if takes_hooks(leaf)]
     for_integers = alone(model) and seed > RUNS and dtype is None
     try:
-        with disturbed(model, seed) if for_integers else nullcontext():
+        with disturbed(model, seed) if for_integers or not handles else nullcontext():
             yield met
     finally:
         for handle in handles:

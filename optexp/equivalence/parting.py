@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from optexp.support.hooks import takes_hooks
+
 SAMPLES = 256  # elements of each result, far apart
 PARTED = 2.0**-12  # of a result's size, in a run in float32: far above rounding, below what is worth asking about
 PARTED_LOW = 2.0**-2  # the same where precision is low
@@ -46,7 +48,8 @@ def watched(model: nn.Module) -> Iterator[list[Passed]]:
 
         return hook
 
-    handles = [module.register_forward_hook(note(path)) for path, module in model.named_modules()]
+    modules = [(path, module) for path, module in model.named_modules() if takes_hooks(module)]
+    handles = [module.register_forward_hook(note(path)) for path, module in modules]
     try:
         yield passed
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import torch
@@ -104,6 +104,12 @@ def placed(model: nn.Module, device: torch.device, dtype: torch.dtype | None) ->
 
     made: nn.Module = model._apply(moved)  # as `to` does it
     return made
+
+
+def set_training(model: nn.Module, training: bool) -> None:
+    """`model.train(training)`, but for an exported program, which has one mode and no other."""
+    with suppress(NotImplementedError):
+        model.train(training)
 
 
 def _place_sparse(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:

@@ -114,7 +114,8 @@ def table(modules: Mapping[str, nn.Module], places: Iterable[Place], before: Tab
         found.records[id(module)] = Record(module, held, path)
         waiting.extend(_led_to(module, held, path, path))
         for bound in (module._buffers, module._parameters):
-            found.records[id(bound)] = Record(bound, dict(bound), path, told=False)
+            if isinstance(bound, dict):  # TorchScript's is another thing
+                found.records[id(bound)] = Record(bound, dict(bound), path, told=False)
     kinds = {kind for module in modules.values() for kind in type(module).__mro__}
     waiting.extend((kind, kind.__name__, kind.__name__) for kind in sorted(kinds, key=lambda kind: kind.__qualname__))
     waiting.extend((place, place.name, place.name) for place in places)
@@ -165,6 +166,8 @@ def _held(value: Any, before: Table | None = None) -> Any:
 
 
 def _put(owner: Any, held: Any) -> None:
+    if isinstance(owner, torch.jit.ScriptModule):  # of which nothing is read, either
+        return
     if isinstance(owner, nn.Module):
         _refill(vars(owner), held, INTERNAL)
     elif isinstance(owner, Place):

@@ -309,6 +309,12 @@ def remade(given: Any) -> Callable[[Any], Any] | None:
     return None
 
 
+def at_home(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of a batch on the device; a copy of one that was made in inference mode, which nobody may write to."""
+    with torch.inference_mode(False):
+        return (tensor.clone() if tensor.is_inference() else tensor).to(device)
+
+
 def leading_size(tensors: Mapping[str, Tensor]) -> int:
     """The batch size: the leading size of the first tensor; 1 for a scalar."""
     first = next(iter(tensors.values()))

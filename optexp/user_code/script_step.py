@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 from optexp.errors import NoReference
 from optexp.program import Batch, Outputs, Program, flatten
 from optexp.python_state.variables import Place, attributes, places, users
+from optexp.support.hooks import takes_hooks
 from optexp.user_code.drawn_alike import seeded
 from optexp.user_code.marked_loop import ITEMS
 from optexp.user_code.misplaced_mark import misplaced
@@ -177,6 +178,9 @@ def first_call(program: Program, run: Callable[[], object]) -> FirstCall | None:
             lowered = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
             seen.append(FirstCall(given, named, lowered))
 
+    if not takes_hooks(program.model):
+        run()
+        return None
     handle = program.model.register_forward_pre_hook(note, with_kwargs=True)
     try:
         run()

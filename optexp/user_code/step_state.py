@@ -65,6 +65,12 @@ class TrackedStepState:
         self._add(Slot("numpy.random", numpy.random, numpy.random.get_state, numpy.random.set_state))
         self.first = self.read()
 
+    @property
+    def present(self) -> nn.Module:
+        """The model of the last call, which a strategy may have put in the place of `model`."""
+        found: nn.Module = self.handed["model"].model if self.handed else self.model
+        return found
+
     def _add(self, slot: Slot) -> None:
         """One for each object, however many variables hold it; variables of the same name are numbered."""
         changes = not isinstance(slot.held, (*SIMPLE, tuple))
@@ -159,7 +165,7 @@ class TrackedStepState:
             return value
         module = isinstance(value, nn.Module)
         held = tensors_in(value).values() if module else [v for v in tree_flatten(value)[0] if isinstance(v, Tensor)]
-        own = belongings(self.model)
+        own = belongings(self.present)
         return MISSING if (callable(value) and not module) or any(id(tensor) in own for tensor in held) else value
 
     def _kept(self, name: str, value: Any) -> Any:
@@ -172,7 +178,7 @@ class TrackedStepState:
             return value.detach().clone().requires_grad_(value.requires_grad and value.is_leaf)
         if isinstance(value, SIMPLE):
             return value
-        same = [self.optimizer, *parts(self.model), *self.handed.values()]
+        same = [self.optimizer, *parts(self.present), *self.handed.values()]
         memo = {id(part): part for part in same}
         return copy.deepcopy(tree_map_only(Tensor, self._copied, value), memo)
 
@@ -222,7 +228,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def __init__(self, file: io.BytesIO, memory: TrackedStepState) -> None:
         super().__init__(file)
-        self.memory, self.own = memory, {id(tensor): name for name, tensor in tensors_in(memory.model).items()}
+        self.memory, self.own = memory, {id(tensor): name for name, tensor in tensors_in(memory.present).items()}
 
     def persistent_id(self, value: Any) -> Any:
         if type(value) is train_step.Optimizer:
@@ -253,7 +259,7 @@ class _Unpickler(pickle.Unpickler):
         if kind == "handed":
             return self.memory.handed[facts[0]] if self.memory.handed else getattr(self.memory, facts[0])
         if kind == "own":
-            return tensors_in(self.memory.model)[facts[0]]
+            return tensors_in(self.memory.present)[facts[0]]
         if kind != "tensor":
             return getattr(self.memory, kind)
         bits, dtype, shape, learns, device = facts

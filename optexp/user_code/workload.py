@@ -28,6 +28,7 @@ from optexp.program import (
     map_batch,
     placed,
     prime,
+    set_training,
     tensors_of,
 )
 from optexp.program.feeds import LoaderFeed
@@ -37,6 +38,7 @@ from optexp.user_code.adapters import (
     OPTIMIZERS,
     Then,
     accepted,
+    at_home,
     by_label,
     divide,
     dtype_name,
@@ -162,7 +164,7 @@ class UserWorkload(Workload):
 
     def batches(self, generator: torch.Generator, count: int) -> list[Batch]:
         packed = (self.layout.pack(given, self.odd_batch) for given in self.given.give(generator, count))
-        batches = [map_batch(lambda t: t.to(generator.device), batch) for batch in packed]
+        batches = [map_batch(lambda t: at_home(t, generator.device), batch) for batch in packed]
         self.leading = [leading_size(tensors_of(batch)) for batch in batches]
         return batches
 
@@ -233,7 +235,7 @@ class UserWorkload(Workload):
         if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
             raise ConfigError("the model lies on the meta device, where it has no values: build it on another")
         model = placed(model, device, dtype)
-        model.train(trains)
+        set_training(model, trains)
         if trains and not any(p.requires_grad for p in model.parameters()):
             raise ConfigError(f"mode={self.mode}: the model has no parameters to train; what is left is mode=forward")
         return model

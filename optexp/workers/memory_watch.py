@@ -18,6 +18,7 @@ from torch.nn.modules import module as module_file
 from optexp.profiling.allocations import Call, Sighting, user_line
 from optexp.program import Batch, Outputs, Program, tensors_of
 from optexp.support import sparse
+from optexp.support.hooks import takes_hooks
 from optexp.workers.module_marks import markable
 
 CALL = "_call_impl"  # the function of torch that calls a module
@@ -112,7 +113,7 @@ class Watch:
                 if opened is module:
                     return
 
-        modules = list(self.program.model.modules())
+        modules = list(filter(takes_hooks, self.program.model.modules()))
         handles = [module.register_forward_pre_hook(before, prepend=True) for module in modules]
         handles += [module.register_forward_hook(after) for module in modules]
 

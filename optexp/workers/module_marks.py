@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
+from optexp.support.hooks import takes_hooks
 from optexp.trace import MODULE
 
 
@@ -45,6 +46,8 @@ def marked(model: nn.Module) -> Iterator[None]:
 
     handles = []
     for path, module in model.named_modules():
+        if not takes_hooks(module):
+            continue
         label = f"{MODULE}{path}|{type(module).__name__}"
         handles.append(
             module.register_forward_pre_hook(lambda module, _, label=label: before(module, label), prepend=True)

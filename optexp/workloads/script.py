@@ -21,7 +21,7 @@ from optexp.program import Batch, Feed, Program, ResidentFeed, keeping, map_batc
 from optexp.program.feeds import LoaderFeed
 from optexp.records.patch import Patch
 from optexp.strategy import Notes, Strategy, UserFile
-from optexp.user_code.adapters import Maker, Then, endless, kind, leading_size, seed_all
+from optexp.user_code.adapters import Maker, Then, at_home, endless, kind, leading_size, seed_all
 from optexp.user_code.drawn_alike import compiled_code_draws_alike, draws
 from optexp.user_code.find_marks import require_mark
 from optexp.user_code.given_batches import GivenBatches
@@ -156,7 +156,7 @@ class Script(Workload):
     def batches(self, generator: torch.Generator, count: int) -> list[Batch]:
         packed = [self._packed(given) for given in self.given.give(generator, count)]
         self.leading = max(leading_size({"": tensor}) for tensor in tensors_of(packed[0]).values())
-        return [map_batch(lambda tensor: tensor.to(generator.device), batch) for batch in packed]
+        return [map_batch(lambda tensor: at_home(tensor, generator.device), batch) for batch in packed]
 
     def remainder(self, generator: torch.Generator) -> Batch | None:
         given = self.given.remainder(generator)

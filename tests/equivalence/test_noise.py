@@ -27,6 +27,14 @@ def test_a_model_without_children_is_its_own_leaf():
     assert relative(nn.GELU(), torch.randn(64)) > 0
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_torchscript_takes_no_hooks_and_has_its_parameters_disturbed():
+    model = torch.jit.script(nn.Sequential(nn.Linear(64, 64), nn.GELU()))
+    kept = [parameter.clone() for parameter in model.parameters()]
+    assert relative(model, torch.randn(8, 64)) > 0
+    assert all(map(torch.equal, model.parameters(), kept))
+
+
 def test_parameter_lists_are_no_leaves():
     class Listed(nn.Module):
         def __init__(self):

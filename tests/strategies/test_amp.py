@@ -168,6 +168,22 @@ def test_a_step_of_ones_own_cannot_scale_its_loss(build):
         Amp("float16").apply(program)[0].run()
 
 
+def test_a_step_may_call_the_model_otherwise_than_by_its_batch(build):
+    class Timed(torch.nn.Linear):
+        def forward(self, x, *, share):
+            return super().forward(x) * share
+
+    def step(model, batch, optimizer):
+        model(batch[0], share=0.5).square().mean().backward()
+        optimizer.step()
+
+    model = Timed(8, 8)
+    program = replace(build(Mlp(mode="train", dim=8, batch_size=2)), model=model, loss=None)
+    program = replace(program, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    notes = Amp().apply(replace(program, step=TrainStep(step, lambda b: b)))[1]
+    assert notes["operations"] == {"addmm": 1, "mul": 1}  # of the model's call, without backward and loss
+
+
 def test_a_step_that_calls_parts_of_the_model_by_themselves_is_a_reason(build):
     def whole(model, batch, optimizer):
         model(batch[0]).sum().backward()

@@ -106,3 +106,19 @@ def test_what_an_inference_loop_carries_is_put_back(tmp_path: Path) -> None:
     assert torch.equal(found[0]["output"], found[1]["output"])
     program.step(program, batch)
     assert not torch.equal(program.step(program, batch)["output"], found[0]["output"])
+
+
+def test_batches_that_were_made_in_inference_mode_can_be_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "infer.py"
+    lines = COLLECTS.splitlines()
+    path.write_text("\n".join([*lines[:3], "with torch.inference_mode():", *(f"    {line}" for line in lines[3:])]))
+    workload = Script(path=str(path))
+    program = workload.build(torch.device("cpu"), torch.float32, 0)
+    (batch,) = workload.batches(torch.Generator().manual_seed(0), 1)
+    assert isinstance(batch, dict)
+    assert [tensor.is_inference() for tensor in batch.values()] == [False]
+    program.feed.reset([batch])
+    expected = program.run()["output.model"].clone()
+    for tensor in batch.values():
+        tensor.mul_(2)
+    assert not torch.equal(program.run()["output.model"], expected)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from optexp.errors import ConfigError
-from optexp.program import Program, tensors_of
+from optexp.program import Program, Snapshot, tensors_of
 from optexp.program.feeds import LoaderFeed
 from optexp.schema import build
 from optexp.strategies.inplace import Inplace
@@ -433,6 +433,24 @@ def get_inputs(): return torch.randn(8, 4), torch.randint(3, (8,))
     assert program.targets == (0 if seen else 1)
     assert program.run()["loss"] > 0
     assert any("labels" in note for note in workload.notes()) is not seen
+
+
+@pytest.mark.parametrize(
+    "made", ["torch.jit.script(Net())", "torch.export.export(Net(), (torch.ones(2, 3),)).module()"]
+)
+def test_scripted_and_exported_models_are_put_back(made: str, tmp_path: Path) -> None:
+    text = "class Net(nn.Linear):\n    def __init__(self): super().__init__(3, 2)\n"
+    text += f"def Model(): return {made}\ndef get_inputs(): return torch.randn(2, 3)"
+    program = ready(written(tmp_path, text))
+    start = Snapshot(program)
+    with torch.no_grad():
+        for parameter in program.model.parameters():
+            parameter.zero_()
+    start.restore(program)
+    assert all(bool(parameter.any()) for parameter in program.model.parameters())
+    second, _ = Replace(target=f"{tmp_path}/mine.py:Model").apply(program)
+    batch = program.feed.next()
+    assert torch.equal(second.step(second, batch)["output"], program.step(program, batch)["output"])
 
 
 NESTED = """

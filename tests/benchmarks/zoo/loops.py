@@ -269,8 +269,70 @@ def feature_wise_inputs():
     return [torch.randn(4, 3, 12, 12), torch.randn(4, 5)]
 
 
+class OwnOptimizers(nn.Module):
+    """Sparse embeddings and dense layers: the first step makes an optimizer of each, and a schedule."""
+
+    def __init__(self, rows=200, dim=16):
+        super().__init__()
+        self.rows = nn.EmbeddingBag(rows, dim, sparse=True, mode="mean")
+        self.layers = nn.Sequential(nn.Linear(dim, 32), nn.ReLU(), nn.Linear(32, 4))
+
+    def forward(self, ids):
+        return self.layers(self.rows(ids))
+
+
+class Optimizers:
+    def __init__(self, model):
+        self.sparse = torch.optim.SparseAdam(model.rows.parameters(), lr=1e-2)
+        self.dense = torch.optim.AdamW(model.layers.parameters(), lr=1e-3)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.dense, 100)
+
+    def step(self):
+        self.sparse.step()
+        self.dense.step()
+        self.schedule.step()
+
+
+own = {}
+
+
+def own_optimizers_inputs():
+    return [torch.randint(200, (32, 8)), torch.randint(4, (32,))]
+
+
+def own_optimizers_train_step(model, batch, optimizer):
+    if "optimizers" not in own:
+        own["optimizers"] = Optimizers(model)
+    model.zero_grad()
+    loss = F.cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    own["optimizers"].step()
+    return loss
+
+
+class NestedBatch(nn.Module):
+    """A model that takes its batch as one dict, with lists in it."""
+
+    def __init__(self, dim=16):
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(dim, 32) for _ in range(2))
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, batch):
+        return self.head(sum(F.gelu(layer(x)) for layer, x in zip(self.parts, batch["views"], strict=True)))
+
+
+def nested_batch_inputs():
+    return [{"views": [torch.randn(32, 16), torch.randn(32, 16)], "name": "two"}, torch.randint(4, (32,))]
+
+
+def nested_batch_loss(outputs, batch):
+    return F.cross_entropy(outputs, batch[1])
+
+
 MODES = {
     "EMATeacher": ("train",),
+    "OwnOptimizers": ("forward", "train"),
     "Accumulating": ("forward", "train"),
     "MixUp": ("forward", "train"),
     "AnnealedVAE": ("forward_backward", "train"),
