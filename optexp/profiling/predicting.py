@@ -150,7 +150,7 @@ class Parts:
         return moved / self.ceilings.bandwidth / (1 if moved >= CACHE_BYTES else IN_CACHE)
 
     def _as_tf32(self, piece: Piece) -> tuple[str, ...]:
-        """("tf32",) for float32 pieces that may run in TF32: convolutions (torch's default), or by their kernels' names."""
+        """("tf32",) for float32 pieces that may run in TF32: convolutions (by default), or by their kernels' names."""
         may = in_tf32(piece) or piece.account == "convolutions"
         return ("tf32",) if piece.dtype == "float32" and may else ()
 
