@@ -19,14 +19,14 @@ from optexp.measurement.recorder import record_once as record_once
 from optexp.records.profile import TopEntry
 from optexp.support.garbage import uncollected
 
-MODULE = "optexp.module:"  # begins the range of a module's call; its path, "|" and its class follow
-LINE = "optexp.line:"  # begins the range of a line of the user's code; its file, ":" and its number follow
+MODULE = "optexp.module:"  # prefix of the range of a module's call; then its path, "|" and its class
+LINE = "optexp.line:"  # prefix of the range of a line of the user's code; then its file, ":" and its number
 OURS = (STEP, MODULE, LINE)
 
 LAUNCH = re.compile(r"cu(da)?(LaunchKernel|LaunchCooperativeKernel|GraphLaunch)")
 GRAPH_LAUNCH = re.compile(r"cu(da)?GraphLaunch")
 
-_WRAPPERS = ("cutlass::Kernel", "cutlass::Kernel2")  # the name is of what they hold
+_WRAPPERS = ("cutlass::Kernel", "cutlass::Kernel2")  # templates whose argument names the kernel
 
 MATRIX_OPS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution")
 
@@ -67,10 +67,10 @@ class Span:
 class Op(Span):
     """A CPU operator.
 
-    inputs:   dtype and shape of its tensors ("" where the trace has no dtype)
-    written:  all its arguments, those that are no tensors as text ("" for the others)
+    inputs:   dtype and shape of its tensor arguments ("" where the trace has no dtype)
+    written:  all arguments: numbers and flags as text, tensors as ""
     self_us:  host time outside the operators that it called
-    parent:   index, in `Trace.ops`, of the operator that called it; -1 where none did
+    parent:   index in `Trace.ops` of the operator that called it; -1 for an outermost operator
     sequence: autograd's number, which a forward operator and its backward function share
     """
 
@@ -125,12 +125,12 @@ class Kernel(Span):
 
     @property
     def configuration(self) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-        """Name, grid and block: by these a kernel in a graph is found among those launched one by one."""
+        """Name, grid and block: they identify a kernel of a graph among the kernels of a trace without a graph."""
         return self.name, self.grid, self.block
 
     @property
     def blocks(self) -> int | None:
-        """Blocks in the grid; None when the trace does not say."""
+        """Blocks in the grid; None where the trace has no grid."""
         if not self.grid:
             return None
         count = 1
@@ -162,14 +162,14 @@ class AllocatorEvent:
 
 @dataclass(frozen=True)
 class Trace:
-    """The steps of a Chrome trace and what happened in them; counts are per step unless said otherwise."""
+    """The steps of a Chrome trace with their events; counts are per step unless a docstring says otherwise."""
 
     steps: tuple[Span, ...]
     kernels: tuple[Kernel, ...] = ()
     copies: tuple[Copy, ...] = ()
     api: tuple[Call, ...] = ()
     ops: tuple[Op, ...] = ()
-    annotations: tuple[Range, ...] = ()  # marked by code: DataLoader, optimizers, compiled graphs, regions, phases
+    annotations: tuple[Range, ...] = ()  # ranges of DataLoader, optimizers, compiled graphs, regions, phases
     frames: tuple[Range, ...] = ()  # of Python, where they were recorded
     modules: tuple[ModuleCall, ...] = ()  # calls of modules, where they were marked
     lines: tuple[Line, ...] = ()  # lines of the user's code, where they were marked
@@ -193,7 +193,7 @@ class Trace:
 
     @classmethod
     def parse(cls, chrome: Mapping[str, Any]) -> Trace:
-        """The same from the decoded JSON.
+        """The steps of a decoded Chrome trace.
 
         Raises:
             ValueError: the trace holds no step.
@@ -241,12 +241,12 @@ class Trace:
 
     @property
     def has_gpu(self) -> bool:
-        """Whether the GPU did anything; an idle GPU is no error."""
+        """Whether the trace has work of a GPU; an idle GPU is no error."""
         return bool(self.kernels or self.copies)
 
     @cached_property
     def window(self) -> tuple[float, float]:
-        """From the first step's begin to the end of the steps' work on host and GPU, in µs."""
+        """Start of the first step, and end of the last work on host or GPU, in µs."""
         return self.steps[0].start, max(span.end for span in (*self.steps, *self.kernels, *self.copies))
 
     def calls(self, name: str) -> float:
@@ -254,7 +254,7 @@ class Trace:
         return sum(call.name == name for call in self.api) / len(self.steps)
 
     def compiled_calls(self) -> Counter[str]:
-        """Calls of each region that torch.compile made, over all steps, by compile id ("0/0"; "" if unknown)."""
+        """Calls of each compiled region of torch.compile, over all steps, by compile id ("0/0"; "" if unknown)."""
         heads = (op.name.partition("Torch-Compiled Region") for op in self.ops)
         regions = Counter(name.removeprefix(": ") for before, found, name in heads if found and not before)
         return regions or Counter("" for span in self.annotations if "CompiledFxGraph" in span.name)
@@ -285,7 +285,7 @@ class Trace:
 
     @property
     def peak_cpu_bytes(self) -> int | None:
-        """Peak bytes of CPU memory of the steps beyond those allocated before; None where it was not recorded."""
+        """Peak bytes of CPU memory beyond those allocated before the steps; None where memory was not recorded."""
         if not self.memory:
             return None
         before = self.memory[0].allocated - self.memory[0].bytes
@@ -354,7 +354,7 @@ def _op(event: Mapping[str, Any], origin: float) -> Op:
 
 
 def _nest(ops: list[Op]) -> list[Op]:
-    """Fill in the operator that called each one, and the time that each spent in none of those it called."""
+    """Set each operator's `parent`, and `self_us`: its time minus the time of the operators that it called."""
     open_by_thread: dict[object, list[int]] = defaultdict(list)
     in_children, parents = [0.0] * len(ops), [-1] * len(ops)
     for index in sorted(range(len(ops)), key=lambda i: (ops[i].start, -ops[i].duration)):

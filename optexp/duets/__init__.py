@@ -1,1 +1,1 @@
-"""Two programs beside each other: commits of the user's repository, environments, or any two commands."""
+"""Comparisons of two programs: commits of the user's repository, Python environments, or any two commands."""

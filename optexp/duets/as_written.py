@@ -1,4 +1,4 @@
-"""The candidate's stack where versions are compared: it changes nothing, for the other version's code is the change."""
+"""The candidate's stack in a comparison of versions: it changes nothing, as the code of the version is the change."""
 
 from __future__ import annotations
 

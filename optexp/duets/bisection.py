@@ -1,4 +1,4 @@
-"""The commit between two that changed a program's speed, in about log₂ of their number comparisons with the first."""
+"""Find the commit that changed a program's speed: bisection, with log₂(number of commits) comparisons."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from math import log, sqrt
 from optexp.duets.repository import Commit
 from optexp.result import Result, Verdict
 
-REPEATS = (1, 2, 4)  # times the processes of a comparison, while it decides nothing
-WIDE = 4  # a half-width of the ends' log-ratio over this leaves as much again between an end and the middle
+REPEATS = (1, 2, 4)  # factors for the number of processes, one round after the other, until a comparison decides
+WIDE = 4  # log-ratio of the ends over a comparison's half-width: an interval around an end stays off the middle
 
 
 class Side(StrEnum):
-    """The end that a commit is as fast as."""
+    """The end whose speed a commit has."""
 
     GOOD = "good"
     BAD = "bad"
@@ -25,7 +25,7 @@ class Side(StrEnum):
 class Tried:
     """A commit beside the good one.
 
-    side:   None where several comparisons left it open
+    side:   None where all comparisons were undecided
     rounds: comparisons, each with more processes than the one before
     """
 
@@ -37,8 +37,10 @@ class Tried:
 
 @dataclass(frozen=True)
 class Effort:
-    """times:   so many times the processes
-    half_width: of the log-ratio's interval, at which measuring stops; None for the settings' own
+    """How long a comparison measures.
+
+    times:      factor for the number of processes
+    half_width: half-width of the log-ratio's interval at which measuring stops; None: as in the settings
     """
 
     times: int
@@ -51,10 +53,12 @@ Show = Callable[[Tried], None]
 
 @dataclass
 class Bisection:
-    """Both ends, what was tried between them, and the commits of which one made the change.
+    """Halves a series of commits until the one that changed the speed is found.
 
-    measure: compares a commit with the good one
-    show:    is given every commit that was tried
+    commits:  after the good commit, the oldest first; the last is bad
+    measure:  compares a commit with the good one
+    show:     called with every tried commit
+    suspects: the commits of which one made the change, after `run`
     """
 
     commits: Sequence[Commit]
@@ -71,12 +75,12 @@ class Bisection:
         total = end.result.speedup.estimate
 
         def side_of(commit: Commit) -> Side | None:
-            return self._try(commit, lambda found: nearer(found, total), abs(log(total)) / WIDE).side
+            return self._try(commit, lambda result: nearer(result, total), abs(log(total)) / WIDE).side
 
         self.suspects = halved(self.commits, side_of)
 
     def _try(self, commit: Commit, side_of: Callable[[Result], Side | None], half_width: float | None = None) -> Tried:
-        """Compare until it is decided; a comparison that could not be made is not repeated."""
+        """Compare until a side is decided; a comparison that could not be measured is not repeated."""
         for rounds, times in enumerate(REPEATS, 1):
             result = self.measure(commit, Effort(times, half_width))
             tried = Tried(commit, result, side_of(result), rounds)
@@ -88,11 +92,11 @@ class Bisection:
 
 
 def halved(commits: Sequence[Commit], side_of: Callable[[Commit], Side | None]) -> Sequence[Commit]:
-    """The commits of which one made the change: one, or several where those between them are undecided.
+    """The commits of which one made the change; several, if all commits between them are undecided.
 
     Args:
-        commits: After the good one, the oldest first; the last is bad.
-        side_of: The end that a commit is as fast as; None if undecided: its neighbours are then tried.
+        commits: Commits after the good one, the oldest first; the last is bad.
+        side_of: The end whose speed a commit has; None if undecided: a neighbour of the commit is tried next.
     """
     low, high, undecided = -1, len(commits) - 1, set[int]()
     while left := [index for index in range(low + 1, high) if index not in undecided]:
@@ -109,18 +113,18 @@ def halved(commits: Sequence[Commit], side_of: Callable[[Commit], Side | None]) 
 
 
 def differing(result: Result) -> Side | None:
-    """Whether the ends differ; None where that is open."""
+    """BAD if the ends differ, GOOD if they are equally fast; None if undecided."""
     if result.verdict in (Verdict.FASTER, Verdict.SLOWER):
         return Side.BAD
     return Side.GOOD if result.verdict is Verdict.SAME else None
 
 
 def nearer(result: Result, total: float) -> Side | None:
-    """The end whose speed is nearer, if the whole interval lies on its side of the middle.
+    """The end whose speed is nearer, if the whole interval lies on its side of the middle; else None.
 
     Args:
-        result: Of a commit beside the good one.
-        total: The bad one's ratio.
+        result: Comparison of a commit with the good one.
+        total: Speedup of the bad commit over the good one.
     """
     speedup, measurement = result.speedup, result.measurement
     if speedup is None or measurement is None or any(watch.undecides for watch in measurement.watchdogs):

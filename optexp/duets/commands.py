@@ -1,4 +1,4 @@
-"""Two commands in turn: a process of each, and a second one of the first as a control, in every round."""
+"""Comparison of two commands: every round runs both, and the first once more as a control."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def duet(
     """Measure two commands, after one run of each that does not count.
 
     Args:
-        device: Whose instruments are read, "cpu" or "cuda:0"; the commands choose their own.
+        device: Device whose instruments are read, "cpu" or "cuda:0"; the commands choose their own device.
         allow_foreign: Other programs may use the card.
-        tell: Is given what happens next.
+        tell: Called with a sentence on the next action.
 
     Raises:
         ConfigError, Failure: See `Program.run`.
@@ -57,7 +57,7 @@ def duet(
 
 
 def _enough(samples: list[Sample], settings: MeasurementSettings, watch: Stopwatch) -> bool:
-    """Whether measuring ends, by the rule of every comparison."""
+    """Whether measuring ends, by the same rule as in other comparisons."""
     if not samples:
         return False
     interval = statistics.over_processes([sample.log_ratio for sample in samples], settings.confidence)
@@ -66,7 +66,7 @@ def _enough(samples: list[Sample], settings: MeasurementSettings, watch: Stopwat
 
 
 def _round(programs: Mapping[str, Program], order: Random, gpu: Gpu | None) -> Sample:
-    """A process of each, in an order drawn at random."""
+    """One run of each program, in random order."""
     since_s, timings = time.time(), dict[str, Timing]()
     before = gpu.read() if gpu else None
     for name in order.sample(list(programs), len(programs)):
@@ -83,9 +83,9 @@ def _round(programs: Mapping[str, Program], order: Random, gpu: Gpu | None) -> S
 
 
 def unlike_work(samples: Sequence[Sample]) -> str:
-    """That the second command ends another number of steps than the first, in words; empty where it does not.
+    """A sentence if the second command prints another number of steps than the first; else empty.
 
-    A first command whose own runs end different numbers of steps runs for a time, and not for a number of steps.
+    Numbers are not compared if the first command's own runs differ: it then runs for a time, not a number of steps.
     """
     pairs = [pair for sample in samples for pair in sample.pairs]
     ours = {pair.candidate.steps for pair in pairs if pair.kind == MAIN}
@@ -99,14 +99,14 @@ def unlike_work(samples: Sequence[Sample]) -> str:
 
 
 def concluded(samples: list[Sample], settings: MeasurementSettings, device: str, allow_foreign: bool) -> Result:
-    """The verdict of processes that were timed, by the rules of every comparison."""
+    """The result of timed processes, by the same rules as in unlike comparisons."""
     judged = controls.judge(samples, settings)
     measurement = measurement_of(samples, settings, allow_foreign)
     measurement.controls = {name: control for name, control in judged.items() if name == controls.NAMES[SAME]}
     facts = Facts(measurement=measurement, confidence=settings.confidence)
-    other = unlike_work(samples)
+    unlike = unlike_work(samples)
     decision = (
-        (Decision(Verdict.INVALID, other) if other else None)
+        (Decision(Verdict.INVALID, unlike) if unlike else None)
         or refused(facts)
         or measured(facts)
         or Decision(Verdict.ERROR, "nothing was measured")

@@ -1,4 +1,4 @@
-"""The outcome of a comparison of two programs: a line for people, and everything for a file."""
+"""The outcome of a comparison of two programs: one line of text, and a dictionary for a file."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Outcome:
         return f"{self.base} → {self.head}: {self.result.headline}{judged}{self._times()}"
 
     def _times(self) -> str:
-        """Of both, whatever they decide."""
+        """The times of both programs, in words; empty without a measurement."""
         before, after = self.result.baseline.step_us, self.result.candidate.step_us
         if not (self.result.verdict.measured and before and after):
             return ""
         return f"; a {self.unit} takes {duration(before / 1e6)} in {self.base}, {duration(after / 1e6)} in {self.head}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The keys of a comparison's record that mean the same here, beside this outcome's own."""
+        """Keys of a comparison's record that keep their meaning here, and this outcome's own keys."""
         record = asdict(self.result)
         own = {"base": self.base, "head": self.head, "unit": self.unit, "unverified": self.unverified or None}
         times = {"base_us": self.result.baseline.step_us, "head_us": self.result.candidate.step_us}
@@ -51,5 +51,5 @@ class Outcome:
 
 
 def write(path: Path, value: object) -> None:
-    """As JSON."""
+    """Write a value as JSON."""
     path.write_text(json.dumps(value, indent=2) + "\n")

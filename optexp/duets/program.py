@@ -1,4 +1,4 @@
-"""One run of a command: how long it took, or how long its steps took by the lines that it prints."""
+"""One run of a command: its whole time, or the time of its steps by the lines that it prints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from optexp.measurement.clock import Timing, account, now, share_taken
 from optexp.support.descent import descendants
 from optexp.workers.serving import kill_group
 
-LOOK_S = 0.1  # between two looks at how long its threads had no core
+LOOK_S = 0.1  # between two readings of the time for which its threads had no core
 TAIL = 2000  # characters of stderr in a message
 
 
@@ -27,7 +27,7 @@ class Steps:
     """Lines of a command's output that end a step.
 
     pattern: found in such a line
-    skip:    steps at the beginning that do not count; the first of all ends where the first line is
+    skip:    matching lines at the beginning that do not count
     """
 
     pattern: re.Pattern[str]
@@ -53,8 +53,8 @@ class Steps:
 class Program:
     """A command.
 
-    name:  in messages
-    words: as a shell splits the command; no shell runs it
+    name:  name in messages
+    words: the command, split as a shell would; no shell runs it
     steps: None: the command is timed as a whole
     """
 
@@ -79,14 +79,14 @@ class Program:
         return cls(name, words, steps, timeout_s)
 
     def run(self) -> Timing:
-        """Run it once. Its output is read as it comes, and kept nowhere.
+        """Run the command once. Its output is read line by line and not stored.
 
         Raises:
             ConfigError: It does not exist, or prints too few steps.
             Failure: It fails, or takes longer than `timeout_s`.
         """
         begin = now()
-        with tempfile.TemporaryFile() as said, self._started(said) as process:
+        with tempfile.TemporaryFile() as stderr, self._started(stderr) as process:
             queue = Queue(process.pid)
             ends_s = [at for at, line in self._lines(process, queue) if self._ends_step(line)]
             try:
@@ -94,7 +94,7 @@ class Program:
             except subprocess.TimeoutExpired:
                 raise self._late() from None
             if status:
-                tail = _tail(said)
+                tail = _tail(stderr)
                 message = f"exit status {status}: {tail or 'it printed nothing'}"
                 raise Failure("Crash", message, tail, f"command {self.name}")
         if self.steps is None:
@@ -105,12 +105,12 @@ class Program:
         return self.steps is not None and self.steps.pattern.search(line) is not None
 
     @contextmanager
-    def _started(self, said: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-        variables = {**os.environ, "PYTHONUNBUFFERED": "1"}  # else lines of a pipe come late, many at once
+    def _started(self, stderr: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+        variables = {**os.environ, "PYTHONUNBUFFERED": "1"}  # else a pipe delivers lines late, many at once
         nothing = subprocess.DEVNULL
         try:
             process = subprocess.Popen(
-                self.words, stdin=nothing, stdout=subprocess.PIPE, stderr=said, env=variables, start_new_session=True
+                self.words, stdin=nothing, stdout=subprocess.PIPE, stderr=stderr, env=variables, start_new_session=True
             )
         except OSError as error:
             raise ConfigError(f"command {self.name}: {self.words[0]}: {error.strerror}") from None
@@ -144,13 +144,13 @@ class Program:
 
 
 class Queue:
-    """How long a process and all that it starts were ready to run and had no core."""
+    """The time for which a process and its descendants were ready to run but had no core."""
 
     def __init__(self, pid: int) -> None:
         self.pid, self.seen = pid, [(now(), (0.0, 0.0))]
 
     def look(self) -> None:
-        """Read the system's account, if the last look was long ago."""
+        """Read the system's accounts, if the last reading is LOOK_S old."""
         if now() - self.seen[-1][0] < LOOK_S:
             return
         known = [found for pid in (self.pid, *descendants(self.pid)) if (found := account(pid))]
@@ -158,7 +158,10 @@ class Queue:
             self.seen.append((now(), (sum(ran for ran, _ in known), sum(queued for _, queued in known))))
 
     def share(self) -> float | None:
-        """Of its time; the largest account counts, as threads end and take theirs along. None if too short to tell."""
+        """The share of the run without a core, by the largest account, as accounts of ended threads vanish.
+
+        None for a run that was too short for a second reading.
+        """
         if len(self.seen) < 2:
             return None
         begin, _ = self.seen[0]
@@ -166,6 +169,6 @@ class Queue:
         return share_taken((0.0, 0.0), most, end - begin, len(os.sched_getaffinity(0)))
 
 
-def _tail(said: IO[bytes]) -> str:
-    said.seek(0)
-    return said.read().decode(errors="replace").strip()[-TAIL:]
+def _tail(stderr: IO[bytes]) -> str:
+    stderr.seek(0)
+    return stderr.read().decode(errors="replace").strip()[-TAIL:]

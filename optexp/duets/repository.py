@@ -32,7 +32,7 @@ class Repository:
 
     @classmethod
     def here(cls) -> Repository:
-        """The repository that the working folder lies in.
+        """The repository of the working folder.
 
         Raises:
             ConfigError: It lies in none.
@@ -45,20 +45,20 @@ class Repository:
         Raises:
             ConfigError: There is no such commit.
         """
-        found = _git(self.root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}", asked=ref)
-        return Commit(found, _git(self.root, "log", "-1", "--format=%s", found))
+        hash_ = _git(self.root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}", asked=ref)
+        return Commit(hash_, _git(self.root, "log", "-1", "--format=%s", hash_))
 
     def between(self, good: Commit, bad: Commit) -> list[Commit]:
-        """Commits after `good` up to `bad`, the oldest first; of a merge, the branch that was merged into.
+        """Commits after `good` up to `bad`, the oldest first; merges are followed along their first parent.
 
         Raises:
             ConfigError: `good` is no ancestor of `bad`.
         """
         lines = _git(self.root, "log", "--first-parent", "--reverse", "--format=%H %s", f"{good.hash}..{bad.hash}")
-        found = [Commit(line[:40], line[41:]) for line in lines.splitlines()]
-        if not found or _git(self.root, "merge-base", good.hash, bad.hash) != good.hash:
+        commits = [Commit(line[:40], line[41:]) for line in lines.splitlines()]
+        if not commits or _git(self.root, "merge-base", good.hash, bad.hash) != good.hash:
             raise ConfigError(f"{good.short} is no ancestor of {bad.short}: there are no commits between them")
-        return found
+        return commits
 
     @contextmanager
     def checked_out(self, commit: Commit) -> Iterator[Path]:
@@ -83,6 +83,6 @@ def _git(folder: Path, *words: str, asked: str = "") -> str:
     except FileNotFoundError:
         raise ConfigError("git is not installed: versions are commits of a git repository") from None
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or [f"{asked or ' '.join(words)}: there is no such commit"])[-1]
-        raise ConfigError(f"git: {said.removeprefix('fatal: ')}")
+        message = (done.stderr.strip().splitlines() or [f"{asked or ' '.join(words)}: there is no such commit"])[-1]
+        raise ConfigError(f"git: {message.removeprefix('fatal: ')}")
     return done.stdout.strip()

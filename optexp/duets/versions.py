@@ -32,13 +32,13 @@ class Version:
 
     @property
     def label(self) -> str:
-        """As a verdict names it."""
+        """The version's name in a verdict."""
         code = self.commit.short if self.commit else WORKING_TREE
         return f"{code} under {self.environment}" if self.environment else code
 
 
 def labels(base: Version, head: Version, homes: Homes) -> Labels:
-    """Names of both versions; of two environments with their versions of torch."""
+    """Names of both versions, with their versions of torch if the environments differ."""
     if not homes.baseline.torch:
         return Labels(base.label, head.label)
     ours = metadata.version("torch")
@@ -47,18 +47,18 @@ def labels(base: Version, head: Version, homes: Homes) -> Labels:
 
 @contextmanager
 def home(version: Version, repository: Repository | None) -> Iterator[Home]:
-    """The place that the version's workers run in; a folder of a commit is removed afterwards.
+    """Folder, import path and interpreter of the version's workers; a commit's folder is removed afterwards.
 
     Args:
-        repository: That the working folder lies in; None where it lies in none.
+        repository: Repository of the working folder; None where the folder lies in no repository.
 
     Raises:
         ConfigError: The environment has no Python, or misses packages that workers need.
     """
     with ExitStack() as held:
         here, root = Path.cwd().resolve(), repository.root.resolve() if repository else None
-        named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-        entries = [here, *(Path(entry).resolve() for entry in named)]
+        python_path = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        entries = [here, *(Path(entry).resolve() for entry in python_path)]
         elsewhere, folder = None, here
         if version.commit is not None and repository is not None and root is not None:
             tree = held.enter_context(repository.checked_out(version.commit))
@@ -68,19 +68,19 @@ def home(version: Version, repository: Repository | None) -> Iterator[Home]:
                 raise ConfigError(f"{version.label} has no folder {here.relative_to(root)}: start where both have one")
         interpreter = python_of(version.environment) if version.environment else sys.executable
         path = (*_own(held, bool(version.environment)), *map(str, dict.fromkeys(entries)))
-        found = Home(folder, path, interpreter, elsewhere)
+        place = Home(folder, path, interpreter, elsewhere)
         if version.environment:
-            found = replace(found, torch=torch_version(found, version.environment))
-        yield found
+            place = replace(place, torch=torch_version(place, version.environment))
+        yield place
 
 
 def _moved(entry: Path, root: Path, tree: Path) -> Path:
-    """The same folder in another tree."""
+    """The folder of `tree` that corresponds to `entry` in `root`; a folder outside `root` itself."""
     return tree / entry.relative_to(root) if entry.is_relative_to(root) else entry
 
 
 def _own(held: ExitStack, elsewhere: bool) -> list[str]:
-    """Entries of the import path by which this optexp is found, and nothing else of its environment."""
+    """Entries of the import path for this optexp alone, without other packages of its environment."""
     package = Path(optexp.__file__).resolve().parent
     if package.parent.name not in ("site-packages", "dist-packages"):
         return [str(package.parent)]
@@ -97,24 +97,24 @@ def python_of(environment: str) -> str:
     Raises:
         ConfigError: There is none.
     """
-    given = Path(environment).expanduser()
-    places = [given] if given.is_file() else [given / "bin" / "python", given / "python"]
-    for place in places:
-        if os.access(place, os.X_OK) and place.is_file():
-            return str(place.absolute())  # unresolved: the link tells Python which environment it is
+    path = Path(environment).expanduser()
+    interpreters = [path] if path.is_file() else [path / "bin" / "python", path / "python"]
+    for interpreter in interpreters:
+        if os.access(interpreter, os.X_OK) and interpreter.is_file():
+            return str(interpreter.absolute())  # unresolved: the link tells Python which environment it is
     raise ConfigError(f"--base-env {environment}: there is no Python; name a virtual environment, or its bin/python")
 
 
-def torch_version(found: Home, environment: str) -> str:
+def torch_version(place: Home, environment: str) -> str:
     """The version of torch in an environment.
 
     Raises:
         ConfigError: Its Python cannot run workers.
     """
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(found.path), **SETTING}
-    asked = [found.interpreter, "-P", "-c", NEEDED]
-    done = subprocess.run(asked, env=variables, cwd=found.folder, capture_output=True, text=True, check=False)
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(place.path), **SETTING}
+    asked = [place.interpreter, "-P", "-c", NEEDED]
+    done = subprocess.run(asked, env=variables, cwd=place.folder, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise ConfigError(f"--base-env {environment}: {said}; install what optexp needs there: pip install optexp")
+        message = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise ConfigError(f"--base-env {environment}: {message}; install what optexp needs there: pip install optexp")
     return done.stdout.split()[-1]

@@ -1,4 +1,4 @@
-"""A workload of two versions: the arms and the measurement of any comparison, each arm in its version's own home."""
+"""Comparison of two versions of one workload: a usual comparison, with each arm in its version's own home."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Labels:
 
 
 def experiment_of(overrides: Sequence[str]) -> Experiment:
-    """The experiment of a command line. The base is always measured beside a second process of itself.
+    """The experiment of a command line. Its A/A control (a second process of the base) is always on.
 
     Raises:
         ConfigError: A key or a choice does not exist, is one of `OURS`, or gives no verdict.
@@ -55,9 +55,9 @@ def duet(
     """Compare two versions of one workload.
 
     Args:
-        device: As arms are given it, "cpu" or "cuda:0".
+        device: Device of the arms, "cpu" or "cuda:0".
         output: Folder of logs and samples.
-        verified: The head's results are judged beside the base's before anything is timed.
+        verified: Whether the head's results are verified against the base's before timing.
     """
     head = [AsWritten(labels.head)]
     session = Session(comparing(experiment, head, ()), device, output, Stopwatch(), progress)
@@ -79,10 +79,10 @@ def duet(
 
 
 def with_effort(experiment: Experiment, times: int, half_width: float | None) -> Experiment:
-    """The same experiment with so many times the processes and the time for them; after one process, several.
+    """The experiment with `times` as many processes and as much time; an experiment of one process gets several.
 
     Args:
-        half_width: At which measuring stops, if it is wider than the experiment's own.
+        half_width: Half-width at which measuring stops, if it is wider than the experiment's own.
     """
     m = experiment.measurement
     m = replace(m, half_width=max(m.half_width, half_width or 0.0))
@@ -98,7 +98,7 @@ def _verified(session: Session, facts: Facts) -> Decision | None:
 
 
 def _timed(session: Session, facts: Facts) -> Decision | None:
-    """Without a look at results: the rules of a measurement alone decide."""
+    """Measure without verification: the rules of a measurement alone decide."""
     refuse_company(session)
     conclude(session, facts, measure(session))
     return refused(facts) or measured(facts)

@@ -1,1 +1,1 @@
-"""Many implementations judged against their references: suites of problems, jobs, lines, fast_p. See docs/judge.md."""
+"""Many candidates judged against their references: problems, jobs, result lines, fast_p. See docs/judge.md."""

@@ -1,6 +1,6 @@
 """PARENT: worker processes, one for each card, that take jobs from one queue. Needs no torch.
 
-A worker that ends or takes too long is replaced; its job becomes a line with that reason, and the others go on.
+A worker that ends or takes too long is replaced. Its job's line states the reason, and the other workers go on.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from optexp.judging.job import READY, Job, Request, Settings
 from optexp.judging.line import Line, decoded, failed
 
 MODULE = "optexp.judging.worker"
-TAIL = 2000  # bytes of a dead worker's log that are searched for its last words
+TAIL = 2000  # bytes at the end of a dead worker's log that are read for its last line
 POLL_S = 0.5
 CHUNK = 65_536  # bytes
-START_S = 300.0  # for imports, which are not a job's time
+START_S = 300.0  # most seconds for a worker's imports, which do not count as a job's time
 
 
 class Worker:
     """A process that judges jobs.
 
-    card: the value of CUDA_VISIBLE_DEVICES that it sees; None leaves the variable as it is
+    card: its value of CUDA_VISIBLE_DEVICES; None: the variable does not change
     """
 
     def __init__(self, settings: Settings, card: str | None = None, stop: Event | None = None) -> None:
@@ -44,7 +44,7 @@ class Worker:
         self.log: IO[bytes] | None = None
 
     def judge(self, job: Job) -> Line:
-        """The line of a job. Raises KeyboardInterrupt where the judgement was stopped meanwhile."""
+        """The line of a job. Raises KeyboardInterrupt if the judgement is stopped."""
         began, secret = time.monotonic(), secrets.token_hex()
         process = self._running()
         assert process.stdin is not None
@@ -62,13 +62,13 @@ class Worker:
         return failed(job, self.settings, reason, time.monotonic() - began)
 
     def _answer(self, process: subprocess.Popen[bytes], limit_s: float, start: bytes) -> bytes:
-        """The rest of the first line that begins so; empty where the process ended.
+        """The first output line that begins with `start`, without `start`; empty if the process ended.
 
-        Other lines are a candidate's, which can write to the pipe as the worker can, but does not know the secret.
+        Other lines come from a candidate, which can write to the worker's pipe but does not know the secret.
         Raises TimeoutError and KeyboardInterrupt.
         """
         assert process.stdout is not None
-        deadline, read = time.monotonic() + limit_s, b""
+        deadline, unfinished = time.monotonic() + limit_s, b""
         while True:
             if self.stop.is_set():
                 raise KeyboardInterrupt
@@ -76,9 +76,9 @@ class Worker:
                 raise TimeoutError
             if not select([process.stdout], [], [], POLL_S)[0]:
                 continue
-            if not (more := os.read(process.stdout.fileno(), CHUNK)):
+            if not (chunk := os.read(process.stdout.fileno(), CHUNK)):
                 return b""
-            *lines, read = (read + more).split(b"\n")
+            *lines, unfinished = (unfinished + chunk).split(b"\n")
             if found := next((line for line in lines if line.startswith(start)), None):
                 return found.removeprefix(start)
 
@@ -104,10 +104,10 @@ class Worker:
                 start_new_session=True,
             )
             assert self.process.stdin is not None
-            with suppress(BrokenPipeError):  # it has ended: so the job's answer says
+            with suppress(BrokenPipeError):  # the process has ended: the job's line will state it
                 self.process.stdin.write(msgspec.json.encode(self.settings) + b"\n")
                 self.process.stdin.flush()
-            with suppress(TimeoutError):  # the job finds out
+            with suppress(TimeoutError):  # the job will then end in its own timeout
                 self._answer(self.process, START_S, READY)
         return self.process
 
@@ -124,10 +124,11 @@ class Worker:
 def judge_all(
     jobs: Sequence[Job], settings: Settings, cards: Sequence[str | None], done: Callable[[Line], None]
 ) -> None:
-    """Judge every job; `done` gets each line as soon as it is there, from any thread.
+    """Judge every job.
 
     Args:
         cards: The card of each worker; see `Worker`.
+        done: Called with each line as soon as its job ends, in any thread.
     """
     queue: SimpleQueue[Job] = SimpleQueue()
     for job in jobs:
@@ -147,10 +148,10 @@ def judge_all(
     with ThreadPoolExecutor(len(workers)) as pool:
         working = [pool.submit(work, worker) for worker in workers]
         try:
-            for one in working:
-                one.result()
+            for future in working:
+                future.result()
         finally:
-            stop.set()  # where this was interrupted, every worker ends before the pool does
+            stop.set()  # after an interruption, it ends every worker, so that the pool can end
 
 
 def cards(device: str) -> list[str | None]:

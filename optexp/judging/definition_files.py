@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Problem:
-    """A definition with its workloads; by_name: see `Defined`."""
+    """A definition with its workloads (`cases`); by_name: see `Defined`."""
 
     path: Path
     definition: Definition
@@ -45,8 +45,8 @@ def suite(
     """Jobs of every solution on every workload of its definition.
 
     Args:
-        candidates: Folder of solutions, or one; None where a strategy is judged.
-        most: Workloads of a definition, spread over all; None takes every one.
+        candidates: Folder of solutions, or the file of one; None where a strategy is judged.
+        most: Most workloads of a definition, spread evenly over all; None takes every one.
 
     Raises:
         ConfigError: a file does not follow the schema, or no solution has its definition here.
@@ -118,10 +118,10 @@ def _job(
 
 
 def _versions(case: CaseSpec) -> list[tuple[int, int]]:
-    """Size and time of change of each file of tensors: they may be too large to be hashed for each job."""
+    """Size and modification time of each file of tensors, in place of its hash: such files may be large."""
     paths = (Path(source.path) for source in case.inputs.values() if isinstance(source, Stored))
-    found = (path.stat() for path in paths if path.is_file())
-    return [(one.st_size, one.st_mtime_ns) for one in found]
+    stats = (path.stat() for path in paths if path.is_file())
+    return [(stat.st_size, stat.st_mtime_ns) for stat in stats]
 
 
 def _problems(place: Path) -> Iterator[Problem]:
@@ -140,12 +140,12 @@ def _problems(place: Path) -> Iterator[Problem]:
         if not workloads.is_file():
             raise ConfigError(f"{path} has no {WORKLOADS} beside it")
         roots = [path.parent, *path.parent.parents]
-        found = [_placed(case, roots) for case in _lines(workloads, CaseSpec)]
-        yield Problem(path, _decoded(path.read_bytes(), Definition, path), found, by_name=True)
+        cases_ = [_placed(case, roots) for case in _lines(workloads, CaseSpec)]
+        yield Problem(path, _decoded(path.read_bytes(), Definition, path), cases_, by_name=True)
 
 
 def _placed(case: CaseSpec, roots: Sequence[Path]) -> CaseSpec:
-    """The workload with absolute paths: relative ones are looked up below the nearest folder that has them."""
+    """The workload with absolute paths; a relative path is resolved in the first of `roots` that has the file."""
 
     def placed(source: Stored) -> Stored:
         path = next((root / source.path for root in roots if (root / source.path).is_file()), roots[0] / source.path)
@@ -156,22 +156,22 @@ def _placed(case: CaseSpec, roots: Sequence[Path]) -> CaseSpec:
 
 
 def _solutions(place: Path) -> tuple[dict[Path, Solution], list[str]]:
-    """Solutions by their files, and remarks on JSON files that are none."""
+    """Solutions by their files, and remarks on JSON files that are no solutions."""
     if place.is_file():
         return {place: _decoded(place.read_bytes(), Solution, place)}, []
-    found, remarks = {}, []
+    solutions, remarks = {}, []
     for path in sorted(place.rglob("*.json")):
         if path.name == DEFINITION or {"definitions", "workloads", "traces"} & {*path.relative_to(place).parts}:
             continue
         try:
-            found[path] = _decoded(path.read_bytes(), Solution, path)
+            solutions[path] = _decoded(path.read_bytes(), Solution, path)
         except ConfigError as reason:
             remarks.append(f"{reason}: not judged")
-    return found, remarks
+    return solutions, remarks
 
 
 def _spread(cases: list[CaseSpec], most: int | None) -> list[CaseSpec]:
-    """At most so many, the first and the last included."""
+    """At most `most` workloads, evenly spread, the first and the last included."""
     if most is None or len(cases) <= most:
         return cases
     if most == 1:

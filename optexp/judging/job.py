@@ -1,4 +1,4 @@
-"""A candidate beside its reference as a job for a worker, and the settings that all jobs share. Needs no torch."""
+"""A job for a worker (one candidate and its reference), and the settings that all jobs share. Needs no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from optexp.user_code.definitions import CaseSpec
 
 KEY_LENGTH = 32  # hexadecimal digits
 DEVICES = ("auto", "cpu", "cuda")
-READY = b"ready"  # how the first line of a worker begins
+READY = b"ready"  # beginning of a worker's first line
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class Settings:
     """Settings of a judgement.
 
     preset:      of the measurement: "quick", "default" or "rigorous"
-    verify_only: nothing is timed
-    device:      "auto", "cpu" or "cuda": all cards that are visible
-    strategy:    a stack, as in "fusion", in the place of candidates
-    track:       a run in MLflow for each job
-    timeout_s:   longest answer of a process
-    limit_s:     longest job; it is then ended with all its processes
+    verify_only: whether nothing is timed
+    device:      "auto", "cpu" or "cuda" (all visible cards)
+    strategy:    a stack to judge in place of candidates, such as "fusion"
+    track:       whether each job becomes a run in MLflow
+    timeout_s:   longest wait for an answer of an arm
+    limit_s:     longest job; then the job is ended with all its processes
     records:     folder that keeps the record of each job; None keeps no record
     overrides:   other keys of the configuration, as in "measurement.pairs=10"
     """
@@ -54,7 +54,7 @@ class Defined:
 
     definition, solution: paths of JSON files; no solution where a strategy is judged
     case:                 sizes and sources of inputs, with absolute paths of files
-    by_name:              random inputs mean something by their names, as in SOL-ExecBench
+    by_name:              names of random inputs determine their values, as in SOL-ExecBench
     """
 
     definition: str
@@ -67,12 +67,13 @@ class Defined:
 class Job:
     """One candidate on one problem, or on one workload of it.
 
+    key:       hash of all that a verdict depends on (`key_of`)
     problem, candidate: names within the suite and among the candidates; candidate "" is the problem itself
-    entrant:   a set of candidates that scores together: an author, or the number of a sample
+    entrant:   name of a set of candidates that scores together: an author, or the number of a sample
     case:      name of the workload;  axes: its sizes
     workload:  keys of `workload=module`
-    strategy:  options by strategy; empty where `Settings.strategy` is judged, or a solution
-    files:     paths and hashes of the files that the key is made of
+    strategy:  options by strategy; empty where `Settings.strategy` or a solution is judged
+    files:     hashes of the files behind the key, by path
     """
 
     key: str
@@ -89,7 +90,7 @@ class Job:
 
     @property
     def edited(self) -> list[str]:
-        """Files that are no longer what the key says."""
+        """Files that changed since the key was made."""
         return [path for path, known in self.files.items() if hash_of(Path(path)) != known]
 
     @property
@@ -101,7 +102,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Request:
-    """A job for a worker, whose answer begins with the secret."""
+    """A job for a worker. The worker's answer begins with the secret."""
 
     secret: str
     job: Job
@@ -109,7 +110,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Suite:
-    """Everything to judge.
+    """All jobs of a judgement.
 
     remarks: sentences about files that were left out
     """
@@ -127,7 +128,7 @@ def hash_of(path: Path) -> str:
 
 
 def key_of(sources: Sequence[Path | bytes], settings: Settings) -> str:
-    """The hash of everything that a verdict depends on: sources and settings."""
+    """The hash of all that a verdict depends on: sources and settings."""
     digest = hashlib.sha256(msgspec.json.encode(settings.deciding))
     for source in sources:
         content = source if isinstance(source, bytes) else source.read_bytes()

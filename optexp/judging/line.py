@@ -33,9 +33,9 @@ class Interval:
 class Bound:
     """The physical lower bound of a step.
 
-    us:     µs that no program can fall below, by the bytes and operations of the reference;  None: not known
-    ratio:  the candidate's step over it;  None where nothing was timed
-    reason: why it is not known
+    us:     least µs of any program, by the bytes and operations of the reference; None where unknown
+    ratio:  the candidate's step over `us`; None where nothing was timed
+    reason: why `us` is unknown
     """
 
     us: float | None = None
@@ -51,14 +51,14 @@ class Line:
     suite:        "files" or "definitions"
     problem, candidate, entrant, case, axes: see `optexp.judging.job.Job`
     strategy:     stack that was judged; "replace" for a candidate's file
-    verdict:      see docs/verdicts.md;  reason: the same in a sentence
-    blame:        process that failed: "candidate", "bare" (the reference implementation), ...; empty where none did
+    verdict:      see docs/verdicts.md;  reason: the verdict in a sentence
+    blame:        process that failed: "candidate", "bare" (the reference implementation), ...; empty where none failed
     speedup:      None where the verdict shows none
     reference_us, candidate_us: median step
-    peak_mib:     memory of the candidate's step at its peak
-    inputs, seed: secret until now: key of the inputs' seeds (`replay=` draws them again), and the parameters' seed
-    seconds:      of the whole job;  phases: of its phases
-    record:       folder of the complete record; None where it was not kept
+    peak_mib:     peak memory of the candidate's step
+    inputs, seed: key of the inputs' seeds (`replay=` draws them again), and the parameters' seed; secret during the job
+    seconds:      of the whole job;  phases: seconds by phase
+    record:       folder of the complete record; None where no record is kept
     versions:     of optexp, torch, triton, cuda and the device's name
     """
 
@@ -103,7 +103,7 @@ def encoded(line: Line) -> bytes:
 
 
 def decoded(text: str | bytes) -> Line:
-    """A line again.
+    """A line from its JSON.
 
     Raises:
         msgspec.DecodeError: it does not follow the schema.
@@ -131,8 +131,8 @@ def of(job: Job, settings: Settings, result: Result, seconds: float, record: str
     """The line of a result.
 
     Args:
-        seconds: Of the whole job.
-        record: Folder of the record, where it is kept.
+        seconds: Time of the whole job.
+        record: Folder of the record; None where no record is kept.
     """
     speedup, found, environment = result.speedup, result.equivalence, result.environment
     names = ("optexp", "torch", "triton", "cuda", "gpu", "cpu")

@@ -1,7 +1,7 @@
-"""Problems as Python files, as those of https://github.com/ScalingIntelligence/KernelBench, and any pair of files.
+"""Problems as Python files: KernelBench (https://github.com/ScalingIntelligence/KernelBench), and any pair of files.
 
 A problem has `Model` and `get_inputs`; a candidate has `ModelNew`, else `Model`. Candidates are matched by their names.
-No file is run here: importing a candidate may do anything.
+Files are parsed, never run: importing a candidate may do anything.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from optexp.errors import ConfigError
 from optexp.judging.job import Job, Settings, Suite, hash_of, key_of
 
-SAMPLE = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)(?:_kernel)?")  # of KernelBench's runs
+SAMPLE = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)(?:_kernel)?")  # file names of KernelBench's runs
 NAMED = re.compile(r"(?P<path>.+\.py):(?P<name>\w+)")
 SHOWN = 5
 
@@ -34,7 +34,7 @@ class Target:
         return cls(Path(found["path"]).resolve(), found["name"]) if found else cls(Path(text).resolve())
 
     def model(self, *usual: str) -> str:
-        """The model's name: the given one, else the first usual one that the file defines, else the first."""
+        """The model's name: `name` if set, else the first of `usual` that the file defines, else `usual[0]`."""
         if self.name:
             return self.name
         names = bound(self.path.read_text(errors="replace"))
@@ -42,10 +42,10 @@ class Target:
 
 
 def bound(source: str) -> set[str]:
-    """Names that a module's code binds: classes, functions, variables and imports; none where it is no Python."""
+    """Names that a module's code binds (classes, functions, variables, imports); empty if the source does not parse."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError, RecursionError):  # importing it says why
+    except (SyntaxError, ValueError, RecursionError):  # the import in the worker will show the error
         return set()
     found = {node.name for node in nodes if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
     found |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
@@ -62,7 +62,7 @@ class Match:
 
 
 def is_problem(path: Path) -> bool:
-    """Whether a file has a problem's two parts, by its text."""
+    """Whether the text of a file defines both parts of a problem."""
     text = path.read_text(errors="replace")
     return bool(
         re.search(r"^class Model\b", text, re.MULTILINE) and re.search(r"^def get_inputs\b", text, re.MULTILINE)
@@ -70,7 +70,7 @@ def is_problem(path: Path) -> bool:
 
 
 def python_files(folder: Path) -> list[Path]:
-    """Files of a folder and all below it, by number where names begin with one; hidden ones and caches are left out."""
+    """Python files in a folder tree, ordered by leading numbers in their names; without hidden files and caches."""
     found = (path for path in folder.rglob("*.py") if not _hidden(path.relative_to(folder)))
     return sorted(found, key=lambda path: (path.parent, _number(path), path.name))
 
@@ -125,7 +125,7 @@ def suite(place: Target, candidates: Target | None, settings: Settings) -> Suite
 
 
 def _pairs(problems: Sequence[Path], root: Path, candidates: Target) -> tuple[list[Match], list[str]]:
-    """Candidates with their problems, and remarks on those without one.
+    """Candidates with their problems, and remarks on candidates and problems without a partner.
 
     Raises:
         ConfigError: there is no pair.
@@ -137,8 +137,8 @@ def _pairs(problems: Sequence[Path], root: Path, candidates: Target) -> tuple[li
     else:
         files, base = python_files(candidates.path), candidates.path
     found = {path: match(path, base, problems, root) for path in files}
-    matches = [one for one in found.values() if one is not None]
-    without = [path.relative_to(base).as_posix() for path, one in found.items() if one is None]
+    matches = [pair for pair in found.values() if pair is not None]
+    without = [path.relative_to(base).as_posix() for path, pair in found.items() if pair is None]
     if not matches:
         example = problems[0].relative_to(root).as_posix()
         raise ConfigError(
@@ -147,30 +147,33 @@ def _pairs(problems: Sequence[Path], root: Path, candidates: Target) -> tuple[li
         )
     more = f" and {len(without) - SHOWN} others" if len(without) > SHOWN else ""
     remarks = [f"no problem has the name of {', '.join(without[:SHOWN])}{more}: not judged"] if without else []
-    left = len(problems) - len({one.problem for one in matches})
+    left = len(problems) - len({pair.problem for pair in matches})
     remarks += [f"{left} of {len(problems)} problems have no candidate: not counted"] if left else []
     order = {path: index for index, path in enumerate(problems)}
-    return sorted(matches, key=lambda one: order[one.problem]), remarks
+    return sorted(matches, key=lambda pair: order[pair.problem]), remarks
 
 
 def match(path: Path, base: Path, problems: Sequence[Path], root: Path) -> Match | None:
-    """The problem of a candidate's file: of the same path or name; as KernelBench's runs name it; of a name that the
-    candidate's folder has, or that its own name begins with."""
+    """The problem of a candidate's file; None without a single one.
+
+    The first rule that applies: the same relative path; the name of a KernelBench run (`SAMPLE`); the same file name;
+    the name of the candidate's folder; the longest problem name that the candidate's name begins with.
+    """
     inner = path.relative_to(base).with_suffix("")
     relative = {problem.relative_to(root).with_suffix(""): problem for problem in problems}
     if inner in relative:
         return Match(relative[inner], path)
     if sample := SAMPLE.fullmatch(path.stem):
-        level, number, taken = sample.groups()
+        level, number, sample_number = sample.groups()
         by_number = [p for p in problems if f"level{level}" in (p.parent.name, root.name) and _number(p) == int(number)]
-        return Match(by_number[0], path, f"sample {taken}") if len(by_number) == 1 else None
+        return Match(by_number[0], path, f"sample {sample_number}") if len(by_number) == 1 else None
     if (named := _only(problem for problem in problems if problem.stem == path.stem)) is not None:
         return Match(named, path)
     if (named := _only(problem for problem in problems if problem.stem == path.parent.name)) is not None:
         return Match(named, path, path.stem)
-    begun = [problem for problem in problems if re.match(rf"{re.escape(problem.stem)}[\W_]", path.stem)]
-    longest = max((len(problem.stem) for problem in begun), default=0)
-    named = _only(problem for problem in begun if len(problem.stem) == longest)
+    prefixes = [problem for problem in problems if re.match(rf"{re.escape(problem.stem)}[\W_]", path.stem)]
+    longest = max((len(problem.stem) for problem in prefixes), default=0)
+    named = _only(problem for problem in prefixes if len(problem.stem) == longest)
     return None if named is None else Match(named, path, path.stem[longest:].strip("_-. "))
 
 

@@ -1,4 +1,4 @@
-"""Lines of earlier runs in a file, which a later run goes on from. Needs no torch."""
+"""Result lines in a file, so that a later run judges only the missing jobs. Needs no torch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from optexp.errors import ConfigError
 from optexp.judging.line import Line, decoded, encoded
 from optexp.records.verdict import Verdict
 
-START = b'{"key":'  # of every line
+START = b'{"key":'  # beginning of every line
 
 
 @dataclass
 class Store:
-    """Lines by key, the last of each; several threads add to it. Without a path nothing is written."""
+    """The last line of each key. Several threads may add lines. Without a path nothing is written."""
 
     path: Path | None
     lines: dict[str, Line] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class Store:
 
     @classmethod
     def open(cls, path: Path | None) -> Store:
-        """The lines of a file. An unfinished last line, as a killed run leaves it, is cut off behind lines alone.
+        """The lines of a file. An unfinished last line of a killed run is cut off, if all other lines are valid.
 
         Raises:
             ConfigError: the file holds something else.
@@ -60,6 +60,6 @@ class Store:
                     file.write(encoded(line) + b"\n")
 
     def has(self, key: str, again: Collection[Verdict] = ()) -> bool:
-        """Whether a job is done, and its verdict is none of those that are judged again."""
+        """Whether a job has a line whose verdict is not among those to judge again."""
         line = self.lines.get(key)
         return line is not None and line.verdict not in again

@@ -1,4 +1,4 @@
-"""What a person reads at the end: a row for each candidate, counts of verdicts, fast_p. Needs no torch."""
+"""The summary in the terminal: a row for each candidate, counts of verdicts, fast_p. Needs no torch."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def rows(lines: Iterable[Line]) -> Table:
 
 
 def why(line: Line) -> str:
-    """The reason, where the verdict does not say everything."""
+    """The verdict's reason; empty for a verdict with a speedup and for VERIFIED, which need none."""
     from rich.markup import escape
 
     return "" if line.speedup or line.verdict == "VERIFIED" else escape(line.reason)
 
 
 def counted(lines: Iterable[Line]) -> str:
-    """How many lines ended in which verdict."""
+    """The number of lines with each verdict, in words."""
     counts = Counter(line.verdict.value for line in lines)
     return ", ".join(f"{verdict} {count}" for verdict, count in counts.most_common())
 
@@ -67,5 +67,5 @@ def sentence(found: FastP) -> str:
 
 def status(lines: Iterable[Line]) -> int:
     """The exit status of the worst line, in the order of `STATUSES`; 0 where every candidate is right."""
-    met = {line.verdict.exit_status for line in lines}
-    return next((one for one in STATUSES if one in met), 0)
+    statuses = {line.verdict.exit_status for line in lines}
+    return next((code for code in STATUSES if code in statuses), 0)

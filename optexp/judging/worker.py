@@ -1,7 +1,7 @@
-"""WORKER: `python -m optexp.judging.worker` judges one job after the other, with one launcher for all of them.
+"""WORKER: `python -m optexp.judging.worker` judges jobs one after the other, with one launcher for all of them.
 
-Settings are the first line of its input, then a request a line; its answers are a line when it is ready, then lines of
-`optexp.judging.line`, each behind its request's secret. Prints of anything else go to stderr.
+Input: a line with settings, then one request per line. Output: a line when it is ready, then one line for each request,
+with the request's secret before the JSON of `optexp.judging.line`. All other prints go to stderr.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def judged(job: Job, settings: Settings) -> Line:
-    """The line of one job. Whatever goes wrong with a candidate is in its verdict."""
+    """The line of one job. Any failure of a candidate becomes its verdict."""
     began = time.monotonic()
     scratch = Path(tempfile.mkdtemp(prefix="optexp-judge-"))
     output = Path(settings.records, job.key) if settings.records else scratch / "record"
@@ -64,12 +64,12 @@ def judged(job: Job, settings: Settings) -> Line:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     kept = str(output) if settings.records else None
-    result.notes = [note for note in result.notes if str(scratch) not in note]  # on a file that is gone
+    result.notes = [note for note in result.notes if str(scratch) not in note]  # notes on removed files
     return line.of(job, settings, result, time.monotonic() - began, kept)
 
 
 def refuse_edits(job: Job) -> None:
-    """Raises ConfigError where a file is not what the line's key says: its author, or a candidate, changed it."""
+    """Raises ConfigError if a file behind the job's key was changed, by its author or by a candidate."""
     if job.edited:
         raise ConfigError(f"{', '.join(job.edited)} changed after this run began: judge again")
 
@@ -95,7 +95,7 @@ def compared(job: Job, settings: Settings, scratch: Path, output: Path) -> Resul
 
 
 def asked(settings: Settings) -> list[str]:
-    """The settings as overrides, with a seed of the parameters that no candidate can know."""
+    """The settings as overrides, with a random seed of the parameters that no candidate can know."""
     return [
         f"measurement={settings.preset}",
         f"device={settings.device}",
@@ -103,13 +103,13 @@ def asked(settings: Settings) -> list[str]:
         f"timeout_s={settings.timeout_s}",
         f"tracking.enabled={str(settings.track).lower()}",
         f"seed={secrets.randbits(SEED_BITS)}",
-        # A third of the time of a job that times nothing, for figures that its line does not hold.
+        # Details take a third of a job without timing, and its line does not hold them: only a record needs them.
         f"profile.details={str(not settings.verify_only or settings.records is not None).lower()}",
     ]
 
 
 def _set(config: DictConfig, prefix: str, values: dict[str, Any]) -> None:
-    """Set keys as values: a path is no text for Hydra's grammar."""
+    """Set keys directly, as Hydra's grammar does not accept every path as a value."""
     for name, value in values.items():
         key = f"{prefix}.{name}"
         if isinstance(value, dict):

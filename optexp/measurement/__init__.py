@@ -1,1 +1,1 @@
-"""How long a step takes, how sure that is, and where it was measured."""
+"""Step times, their uncertainty, and the environment of a measurement."""

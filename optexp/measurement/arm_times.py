@@ -1,4 +1,4 @@
-"""Step times of one arm and their ratio, as a record holds them, with their uncertainty over processes."""
+"""An arm's step time and the ratio of both arms, from a record's measurement, with their uncertainty."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Arm(IntEnum):
 
 
 def log_time(measurement: Measurement, arm: Arm, confidence: float) -> Uncertain:
-    """ln µs of an arm's step. One process is as uncertain as processes are expected to differ."""
+    """ln µs of an arm's step. One process has the uncertainty that processes are expected to have among them."""
     return _of(measurement, [[log(pair[arm]) for pair in pairs] for pairs in measurement.pairs], confidence)
 
 

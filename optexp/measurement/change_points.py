@@ -1,10 +1,10 @@
-"""Change points: the places at which a series of step times moved to another level.
+"""Change points: indices at which a series of step times moved to another level.
 
 Two stages. `ruptures` splits the series (KernelCPD with a Gaussian kernel, whose influence is bounded: outliers are far
 from everything alike). Then a split counts only if the medians just before and just after it differ by more than noise
 and by more than MIN_CHANGE, so slow drift is no step.
-https://doi.org/10.1016/j.sigpro.2019.107299 (Truong, Oudre, Vayatis 2020). What is found with these constants stands in
-experiments/results/change_points.md.
+https://doi.org/10.1016/j.sigpro.2019.107299 (Truong, Oudre, Vayatis 2020). experiments/results/change_points.md
+measures how often these constants find a step.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from statistics import median
 from optexp.errors import ConfigError
 
 GAMMA = 0.1  # of the kernel exp(−γ·d²), d in standard deviations of the noise
-PENALTY = 4.0  # cost of a split, in points that are unlike all others
+PENALTY = 4.0  # cost of a split, in points of the series; a point unlike all others costs 1
 MIN_POINTS = 4  # of a level
 WINDOW = 10  # points on each side whose medians are compared
-DEVIATIONS = 4.0  # of the difference of the medians, beyond which it is no noise
+DEVIATIONS = 4.0  # standard deviations of the difference of the medians, beyond which it is no noise
 MIN_CHANGE = 0.01  # of a level; smaller steps are not reported
 NORMAL_MAD = 0.6745  # median absolute deviation of a normal variable, in standard deviations
 SMALLEST_NOISE = 1e-6  # of a series whose values repeat
@@ -58,12 +58,12 @@ def steps(values: Sequence[float]) -> list[Step]:
         weakest = min(range(len(strengths)), key=strengths.__getitem__)
         if strengths[weakest] > 1:
             break
-        del bounds[weakest + 1]  # its neighbours are then judged by a longer level
+        del bounds[weakest + 1]  # neighbouring splits then have a longer level beside them
     return [_step(logs, *bounds[n - 1 : n + 2]) for n in range(1, len(bounds) - 1)]
 
 
 def noise(logs: Sequence[float]) -> float:
-    """Standard deviation of the noise, from differences of neighbours: steps, drift and outliers hardly count."""
+    """Standard deviation of the noise, from differences of neighbours: steps, drift and outliers hardly change it."""
     differences = [abs(after - before) for before, after in pairwise(logs)]
     return max(median(differences) / NORMAL_MAD / sqrt(2), SMALLEST_NOISE)
 
@@ -88,7 +88,7 @@ def _beside(logs: Sequence[float], begin: int, index: int, end: int) -> tuple[Se
 
 
 def _strength(logs: Sequence[float], begin: int, index: int, end: int, sigma: float) -> float:
-    """A step's height as a share of the smallest that counts. A median has π/2 of a mean's variance."""
+    """A step's height over the smallest height that counts. A median has π/2 times the variance of a mean."""
     before, after = _beside(logs, begin, index, end)
     deviation = sigma * sqrt(pi / 2 * (1 / len(before) + 1 / len(after)))
     return abs(median(after) - median(before)) / max(MIN_CHANGE, DEVIATIONS * deviation)

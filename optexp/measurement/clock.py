@@ -1,4 +1,4 @@
-"""The only clock.
+"""The clock: the only module that reads time for step times.
 
 Its functions are bound when this module is imported, before any strategy's code: a strategy that patches `perf_counter`
 or `synchronize` does not change the times read here.
@@ -23,7 +23,7 @@ import torch
 from optexp.support.descent import descendants
 
 now = perf_counter
-# The function below torch.cuda.synchronize, which looks it up when it is called. A build without CUDA has none.
+# The C function behind torch.cuda.synchronize. A build without CUDA has none.
 _cuda_synchronize: Callable[[], None] = getattr(torch._C, "_cuda_synchronize", lambda: None)
 _Event = torch.cuda.Event
 _record, _elapsed_ms = torch.cuda.Event.record, torch.cuda.Event.elapsed_time
@@ -32,7 +32,7 @@ _rest: Callable[[int], None] = getattr(torch._C, "_cuda_sleep", lambda cycles: N
 CYCLES = 2e9  # most cycles of an SM in a second
 MOST_REST_S = 1e-3
 _TICKS = os.sysconf("SC_CLK_TCK")
-SINGLES, SINGLES_S = 100, 0.3  # single steps: five lie beyond the 95th percentile; of five processes, beyond the 99th
+SINGLES, SINGLES_S = 100, 0.3  # single steps (5 lie beyond the 95th percentile), and most seconds to time them
 
 _HANDS: list[tuple[Any, str]] = [
     *((time, name) for name in ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns")),
@@ -50,11 +50,11 @@ class Timing:
 
     wall_s:   host seconds per step
     device_s: device seconds per step, between events; None on a CPU
-    start_s:  of the block, by `now`, which all processes of a machine share
-    cold:     the L2 cache was emptied before every step, so that only the device's time is the step's own
+    start_s:  start of the block by `now`, which all processes of a machine share
+    cold:     the L2 cache was emptied before every step: only `device_s` then excludes the flush
     skipped:  a GradScaler left a step out
-    aside_s:  seconds beyond the block's steps for which the caller waited, by the caller's clock
-    queued:   share of its time for which the arm had no core (`share_taken`); None where the system does not tell
+    aside_s:  seconds that the caller waited for the block beyond its steps, by the caller's clock
+    queued:   share of the block for which the arm had no core (`share_taken`); None where the system has no such figure
     helped_s: CPU seconds per step of processes that the arm has started
     """
 
@@ -70,17 +70,17 @@ class Timing:
 
     @property
     def step_s(self) -> float:
-        """Seconds per step by which arms are compared: the device's of cold blocks, else the wall time."""
+        """Seconds per step that verdicts use: device time for cold blocks, else wall time."""
         return self.device_s if self.cold and self.device_s is not None else self.wall_s
 
     def told_as(self, steps: int) -> Timing:
-        """The same block reported as fewer steps, each of which then seems delayed."""
+        """The same block reported as fewer steps, so that each step seems delayed (the known delay of the controls)."""
         more = self.steps / steps
         return replace(self, steps=steps, wall_s=self.wall_s * more, device_s=self.device_s and self.device_s * more)
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for everything the device was asked to do, on all streams."""
+    """Wait for all work of the device, on all streams."""
     if device.type == "cuda":
         with torch.cuda.device(device):
             _cuda_synchronize()
@@ -110,9 +110,9 @@ def _waited_for_s(pid: int) -> float:
 
 
 def account(pid: int) -> tuple[float, float] | None:
-    """Seconds that a process's threads have run so far, and seconds that they were ready and had no core, as sums.
+    """Seconds that a process's threads have run so far, and seconds that they were ready to run but had no core (sums).
 
-    None where the system does not tell (https://docs.kernel.org/scheduler/sched-stats.html) or the process has ended.
+    None where the system has no such figures (https://docs.kernel.org/scheduler/sched-stats.html) or the process ended.
     """
     try:
         accounts = [task.joinpath("schedstat").read_text().split() for task in Path(f"/proc/{pid}/task").iterdir()]
@@ -123,24 +123,24 @@ def account(pid: int) -> tuple[float, float] | None:
 
 
 def taken_by_others(before: tuple[float, float], after: tuple[float, float], core_s: float) -> float:
-    """An upper bound of the seconds that a process had no core, between two of its accounts.
+    """An upper bound of the seconds for which other processes kept a process off its cores, between two accounts.
 
-    Its threads also wait for each other's cores, as the caller of backward for autograd's thread: seconds that one of
-    them ran are not lost.
+    Its threads also wait for each other, as the caller of backward for autograd's thread. Such waits are not due to
+    other processes, so core time that the process's own threads used is subtracted.
 
-    core_s: seconds between the accounts times the number of its cores
+    core_s: seconds between the accounts times the number of the process's cores
     """
     ran, queued = (late - early for late, early in zip(after, before, strict=True))
     return max(0.0, min(queued, core_s - ran))
 
 
 def share_taken(before: tuple[float, float], after: tuple[float, float], seconds: float, cores: int) -> float:
-    """The same as a share from 0 to 1: of the time or, where several threads ran at once, of the time they asked for.
+    """`taken_by_others` as a share from 0 to 1: of the elapsed time or, if larger, of the CPU time that threads wanted.
 
-    One waiting thread so weighs the same on two cores as on sixty, and a thread that mostly sleeps weighs little.
+    So one waiting thread has the same weight on two cores as on sixty, and a thread that mostly sleeps has little.
     """
     taken = taken_by_others(before, after, seconds * cores)
-    ran = max(0.0, after[0] - before[0])  # negative where a thread ended, and its account with it
+    ran = max(0.0, after[0] - before[0])  # negative where a thread ended: its account ends with it
     return taken / max(seconds, ran + taken)
 
 
@@ -156,7 +156,7 @@ def until_at_rest(pid: int, within_s: float) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Whether a thread of a process runs; False where the process is gone or the system does not tell."""
+    """Whether a thread of a process is running; False where the process ended or the system does not show it."""
     try:
         stats = [task.joinpath("stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
@@ -194,8 +194,8 @@ def time_block(
 ) -> Timing:
     """Wall time of `steps` calls with a device-wide synchronise at both ends; garbage collection waits outside.
 
-    keep: is given what the last call returned, as soon as the clock has stopped
-    last: is called in the last step, in the place of `run`
+    keep: called with the result of the last step, as soon as the clock has stopped
+    last: called in place of `run` in the last step
     """
     on_gpu, ending = device.type == "cuda", last or run
     first, end = (_Event(enable_timing=True), _Event(enable_timing=True)) if on_gpu else (None, None)
@@ -272,7 +272,7 @@ def time_cold_block(
 
 
 def empty_timer_s(device: torch.device) -> float:
-    """Seconds that the timing of an empty step takes: the resolution, which a block must dwarf."""
+    """Seconds that the timing of an empty step takes: a block must be many times longer."""
     return median(time_block(lambda: None, 1, device).wall_s for _ in range(20))
 
 
@@ -282,8 +282,8 @@ def warm_up(run: Callable[[], object], device: torch.device, limit_s: float) -> 
     A window is 20 steps and at least 0.25 s; a step so long that 20 do not fit is a window of its own.
 
     Returns:
-        Seconds of single steps: of the two windows that agree, else of the last two; the first window only where it is
-        the only one. Where these are few, more steps are timed.
+        Seconds of single steps in the last two windows; the first window counts only if there is no other. If these
+        steps are few, more are timed.
     """
     begin = now()
 
@@ -309,7 +309,7 @@ def warm_up(run: Callable[[], object], device: torch.device, limit_s: float) -> 
     return steady
 
 
-_HANDS += [  # this module's own, once they are defined
+_HANDS += [  # this module's own functions
     (sys.modules[__name__], name) for name, value in list(globals().items()) if callable(value)
 ]
 _ORIGINAL = [getattr(owner, name, None) for owner, name in _HANDS]

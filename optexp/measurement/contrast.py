@@ -1,4 +1,4 @@
-"""Intervals of sums and differences of log-ratios that were measured apart from each other."""
+"""Intervals of sums and differences of log-ratios from separate measurements."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from optexp.records.measurement import ProcessSpread
 
 @dataclass(frozen=True)
 class Uncertain:
-    """A mean log-ratio with its standard error and the degrees of freedom that the error is known with.
+    """A mean log-ratio with its standard error, and the degrees of freedom of that error.
 
-    shown: of one comparison, the interval that its verdict rests on, and that interval's confidence
+    shown: confidence and interval that a comparison's report shows; None for a combination of several
     """
 
     estimate: float
@@ -26,7 +26,7 @@ class Uncertain:
     shown: tuple[float, Interval] | None = None
 
     def interval(self, confidence: float) -> Interval:
-        """Of one comparison its own; else Student's t-interval, without a limit where nothing is known of the error."""
+        """The comparison's own interval if it has one; else Student's t-interval, infinite where the error is."""
         if self.shown is not None and self.shown[0] == confidence:
             return self.shown[1]
         if not self.error:
@@ -37,17 +37,17 @@ class Uncertain:
         return Interval(self.estimate, self.estimate - half, self.estimate + half)
 
 
-EQUAL = Uncertain(0.0, 0.0, inf)  # a program beside itself
+EQUAL = Uncertain(0.0, 0.0, inf)  # a program compared with itself
 
 
 def of_processes(
     processes: Sequence[Sequence[float]], confidence: float, spread: ProcessSpread | None = None
 ) -> Uncertain:
-    """The mean of log-ratios by process, as `statistics.interval` has it.
+    """The mean of log-ratios by process, with the estimate and interval of `statistics.interval`.
 
     Args:
-        confidence: Of the interval over the blocks of an only process.
-        spread: Expected between processes, where only one was measured.
+        confidence: Confidence of the interval over blocks, where there is one process.
+        spread: Expected spread between processes, where only one was measured.
     """
     if len(processes) > 1:
         medians = [median(ratios) for ratios in processes]
@@ -61,7 +61,7 @@ def of_processes(
 
 
 def combined(terms: Iterable[tuple[float, Uncertain]]) -> Uncertain:
-    """Σ weight · value of independent values, its degrees of freedom by Welch and Satterthwaite."""
+    """Σ weight · value of independent values; degrees of freedom by Welch and Satterthwaite."""
     parts = [(weight, value) for weight, value in terms if weight and value is not EQUAL]
     if len(parts) == 1 and parts[0][0] == 1:
         return parts[0][1]

@@ -1,4 +1,4 @@
-"""Does the measurement work here? Two programs that are the same must not differ; a known delay tells what is seen."""
+"""Controls of a measurement: two equal programs must not differ, and a known delay must be found."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ NAMES = {SAME: "A/A", DELAYED: "known delay"}
 def judge(
     samples: Sequence[Sample], settings: MeasurementSettings, spread: ProcessSpread | None = None
 ) -> dict[str, Control]:
-    """By name. A control whose interval is too wide to find the delay has not failed: the verdict will be as unsure.
+    """The controls by name. A control whose interval is too wide to find the delay has not failed, only found nothing.
 
-    spread: expected between processes, where there is one
+    spread: expected spread between processes, for a comparison of one process
     """
     return {name: _judge(kind, samples, settings, spread) for kind, name in NAMES.items()}
 
@@ -71,7 +71,7 @@ def cache_file(key: str) -> Path:
 
 
 def remembered(path: Path) -> dict[str, Control]:
-    """What was found here before, and when; nothing where there is nothing that can be read."""
+    """Controls that passed here before, with their dates; empty where no file can be read."""
     try:
         found: dict[str, Any] = json.loads(path.read_text())
         known = {name: Control(**facts) for name, facts in found.items()}
@@ -81,7 +81,7 @@ def remembered(path: Path) -> dict[str, Control]:
 
 
 def remember(path: Path, controls: dict[str, Control]) -> None:
-    """Only where all was found: what was too noisy once may be seen the next time."""
+    """Write the controls if all passed and found their truth; a noisy control is measured again the next time."""
     if not all(control.ok and control.found for control in controls.values()):
         return
     today = f"{datetime.now():%Y-%m-%d}"
@@ -93,4 +93,4 @@ def remember(path: Path, controls: dict[str, Control]) -> None:
         )
         unfinished.replace(path)
     except OSError:
-        pass  # a home that cannot be written to costs the controls again, nothing else
+        pass  # without the file, the controls are measured again

@@ -47,17 +47,17 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def _card(gpu: Gpu) -> dict[str, Any]:
-    """What is set on the card, and what it said before anything was started; None where it does not tell."""
-    nvml, said = gpu.nvml, gpu.read()
-    limit, ecc, mig = (gpu.ask(f"nvmlDeviceGet{what}") for what in ("PowerManagementLimit", "EccMode", "MigMode"))
+    """The card's settings, and its state before anything was started; None for facts that it does not report."""
+    nvml, reading = gpu.nvml, gpu.read()
+    limit, ecc, mig = (gpu.ask(f"nvmlDeviceGet{fact}") for fact in ("PowerManagementLimit", "EccMode", "MigMode"))
     return {
         "gpu": gpu.ask("nvmlDeviceGetName"),
         "gpu_uuid": gpu.ask("nvmlDeviceGetUUID"),
         "driver": nvml.nvmlSystemGetDriverVersion(),
         "power_limit_w": None if limit is None else limit / 1e3,
-        "temperature_c": said.temperature_c,
-        "sm_clock_mhz": said.sm_mhz,
-        "memory_clock_mhz": said.memory_mhz,
+        "temperature_c": reading.temperature_c,
+        "sm_clock_mhz": reading.sm_mhz,
+        "memory_clock_mhz": reading.memory_mhz,
         "max_sm_clock_mhz": gpu.ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
         "ecc": None if ecc is None else bool(ecc[0]),
         "mig": None if mig is None else bool(mig[0]),
@@ -65,7 +65,7 @@ def _card(gpu: Gpu) -> dict[str, Any]:
 
 
 def _cudnn(flag: str) -> bool | str:
-    """torch refuses to sum up what its newer settings say of convolutions and of RNNs where they differ."""
+    """A flag of cuDNN. torch raises where its newer settings differ between convolutions and RNNs."""
     try:
         return bool(getattr(torch.backends.cudnn, flag))
     except RuntimeError:
@@ -88,7 +88,7 @@ def _cpu_model() -> str:
 
 
 def _git(folder: Path | None = None) -> dict[str, Any] | None:
-    """Commit and dirty state of a folder, or of the working one, if it is a repository."""
+    """Commit and dirty state of a folder's repository (None: of the working folder's); None without a repository."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=5)

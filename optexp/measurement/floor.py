@@ -1,4 +1,4 @@
-"""The time that no program can beat: an operation's bytes must move, and its multiplications must be done."""
+"""Least time of an operation: its bytes must be moved, and its multiplications must be computed."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Mapping
 
 from optexp.records.profile import Calibration
 
-MARGIN = 0.9  # ceilings are measured, and a good day beats them by a little
-PRODUCTS = 3  # of TF32, of what it keeps and leaves of both operands, that are as exact as one of float32
+MARGIN = 0.9  # a good run beats the measured ceilings by up to a tenth
+PRODUCTS = 3  # GEMMs in TF32 that are as exact as one in float32 (operands split into a high and a low part)
 
 
 def floor_s(
     moved: int, cached: int, flops: float | None, calibration: Calibration, dtype: str, narrower: float = 1.0
 ) -> float:
-    """Seconds of a step, at least.
+    """Least seconds of a step.
 
     moved:     bytes of unique inputs, outputs and parameters
-    cached:    bytes of them that the L2 cache may hold
+    cached:    bytes of these that the L2 cache may hold
     dtype:     of the arithmetic, as calibrated ("tf32" too)
     narrower:  size of that dtype's values over that of the parameters, which may be kept converted
     """
@@ -27,6 +27,5 @@ def floor_s(
 
 
 def float32_rate(rates: Mapping[str, float]) -> float:
-    """Flop/s of products that are as exact as float32's: its own, or those of TF32 in its place; 0 where neither was
-    calibrated."""
+    """The higher flop/s of GEMMs as exact as float32: in float32, or in several TF32 GEMMs; 0 without a calibration."""
     return max(rates.get("float32", 0.0), rates.get("tf32", 0.0) / PRODUCTS)

@@ -1,4 +1,4 @@
-"""The GPU's own instruments, through NVML. Only the parent reads them, between blocks and never while one is timed."""
+"""The GPU's own instruments, read through NVML. Only the parent reads them, and only between timed blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNREAD = (
 )
 POWER_CAP, THERMAL = "power cap", "thermal slow-down"
 BRIEF = 0.01  # share of the time for which clocks may be held down before it counts
-REASONS = {  # NVML's bits for clocks below their maximum; idleness and settings of an administrator are no trouble
+REASONS = {  # NVML's bits for clocks below their maximum, without idleness and an administrator's settings
     0x04: POWER_CAP,
     0x08: "hardware slow-down",
     0x20: THERMAL,
@@ -27,10 +27,12 @@ REASONS = {  # NVML's bits for clocks below their maximum; idleness and settings
 
 @dataclass(frozen=True)
 class Reading:
-    """What the card said at a moment of `clock.now`: MHz, W, °C, J since its driver was loaded, why its clocks are low.
+    """State of the card at one moment; None for facts that this card does not report.
 
-    None is what this card does not tell.
-    held_s:  by reason: seconds so far, since the driver was loaded, for which clocks were held down
+    at_s:     moment, by `clock.now`
+    energy_j: since the driver was loaded
+    reasons:  why clocks are below their maximum
+    held_s:   seconds for which clocks were held down since the driver was loaded, by reason
     """
 
     at_s: float
@@ -48,12 +50,12 @@ class Reading:
 
 
 def slowing(reasons: Iterable[str]) -> tuple[str, ...]:
-    """Those that make a time worthless; at its power cap a card does what it always does under such load."""
+    """The reasons that invalidate a time. The power cap does not: under this load the card always reaches it."""
     return tuple(reason for reason in reasons if reason != POWER_CAP)
 
 
 def between(readings: Sequence[Reading]) -> tuple[str, ...]:
-    """Why clocks were low, at the readings or between the first and the last: when it is read, a card may idle."""
+    """Reasons for low clocks, at the readings or between the first and the last: a card may idle when it is read."""
     found = [reason for reading in readings for reason in reading.reasons]
     if readings:
         first, last = readings[0], readings[-1]
@@ -63,7 +65,7 @@ def between(readings: Sequence[Reading]) -> tuple[str, ...]:
 
 
 class Gpu:
-    """One card. What it does not support is None, never an error."""
+    """One card. An unsupported query gives None, never an error."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self.nvml, self.handle = nvml, handle
@@ -79,9 +81,9 @@ class Gpu:
             return None
         try:
             pynvml.nvmlInit()
-            # Not the same number where CUDA_VISIBLE_DEVICES leaves some out. Arms number cards by bus, as NVML does.
+            # CUDA_VISIBLE_DEVICES may hide cards, so the indices differ. Arms number cards by bus, as NVML does.
             return cls(pynvml, pynvml.nvmlDeviceGetHandleByIndex(torch.cuda._get_nvml_device_index(device)))
-        except (pynvml.NVMLError, RuntimeError):  # torch's, about a device that it does not see
+        except (pynvml.NVMLError, RuntimeError):  # RuntimeError: torch does not see the device
             return None
 
     def ask(self, function: str, *arguments: Any) -> Any:
@@ -92,7 +94,7 @@ class Gpu:
             return None
 
     def read(self) -> Reading:
-        """Everything that changes while the card works."""
+        """The card's state now."""
         bits = self.ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
         policies = {POWER_CAP: self.nvml.NVML_PERF_POLICY_POWER, THERMAL: self.nvml.NVML_PERF_POLICY_THERMAL}
         held = {name: self.ask("nvmlDeviceGetViolationStatus", policy) for name, policy in policies.items()}
@@ -108,17 +110,17 @@ class Gpu:
         )
 
     def utilisation(self) -> list[float]:
-        """The share of its last period (some 0.2 s) in which the card computed; empty where it does not tell."""
+        """The share of the last period (about 0.2 s) in which the card computed; empty where it is not reported."""
         rates = self.ask("nvmlDeviceGetUtilizationRates")
         return [] if rates is None else [rates.gpu / 100]
 
     def lock_command(self, mhz: float) -> str:
-        """What an administrator would type to hold the clocks."""
+        """The commands by which an administrator locks and resets the clocks."""
         card = self.ask("nvmlDeviceGetUUID")
         return f"sudo nvidia-smi --id={card} --lock-gpu-clocks={mhz:.0f},{mhz:.0f} (and --reset-gpu-clocks afterwards)"
 
     def newest_cuda(self) -> int | None:
-        """The newest CUDA version that the driver runs, as 13000 for 13.0; None where it does not tell."""
+        """The newest CUDA version that the driver supports, such as 13000 for 13.0; None where it is not reported."""
         try:
             return int(self.nvml.nvmlSystemGetCudaDriverVersion())
         except (self.nvml.NVMLError, AttributeError):
@@ -134,7 +136,7 @@ class Gpu:
         return {process.pid: process.usedGpuMemory for process in running}
 
     def busy(self, since_s: float) -> set[int]:
-        """Processes that computed after a moment of Unix time; empty where the card does not tell."""
+        """Processes that computed after a moment of Unix time; empty where the card does not report it."""
         samples = self.ask("nvmlDeviceGetProcessUtilization", int(since_s * 1e6)) or []
         return {sample.pid for sample in samples if sample.smUtil}
 

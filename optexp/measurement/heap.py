@@ -1,7 +1,7 @@
-"""What becomes of a CPU's memory when a tensor is freed.
+"""Freed memory on a CPU: whether glibc keeps it or returns it to the system.
 
-glibc gives the end of the heap back to the system and asks for it again, page fault by page fault, or does not, by what
-else happens to lie there: the same step takes 1.7 ms in one process and 8 in the next, and stays so all its life.
+glibc returns the free end of the heap, and the next step faults it in again page by page. Whether this happens depends
+on other data at the end of the heap: the same step takes 1.7 ms in one process and 8 ms in another, for all its life.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 # https://man7.org/linux/man-pages/man3/mallopt.3.html
 _TRIM, _MAP = ("MALLOC_TRIM_THRESHOLD_", -1), ("MALLOC_MMAP_THRESHOLD_", -3)
 NEVER = -1
-LARGEST = 32 << 20  # bytes that glibc would ever take from the heap: above them each tensor is mapped anew anyway
+LARGEST = 32 << 20  # bytes: glibc's highest threshold, above which it maps each tensor separately
 PIECE = LARGEST // 2  # bytes
 
 
 def keep() -> None:
-    """Let this process keep what it frees, for good; where its environment or another allocator decides, that stays."""
+    """Let this process keep freed memory from now on, unless its environment or another allocator decides otherwise."""
     with suppress(OSError, AttributeError):  # not Linux, not glibc
         mallopt = ctypes.CDLL(None).mallopt
         for (variable, parameter), value in ((_TRIM, NEVER), (_MAP, LARGEST)):
@@ -30,11 +30,11 @@ def keep() -> None:
 
 
 def given() -> int:
-    """Bytes in pages that the system has given this process so far; what it took back and gave again counts twice."""
+    """Bytes of pages that the system has given to this process so far; a page given twice counts twice."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt * resource.getpagesize()
 
 
 def reserve(size: int) -> None:
-    """Have at least so many bytes more in the heap, in pages that are there; after `keep`, they stay."""
+    """Grow the heap by at least `size` bytes of resident pages; after `keep`, they stay."""
     held = [torch.zeros(PIECE, dtype=torch.uint8) for _ in range(-(-size // PIECE))]
     held.clear()

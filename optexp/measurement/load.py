@@ -1,4 +1,4 @@
-"""What an arm draws and how busy it keeps the card: a pass of its own, in which nothing is timed."""
+"""Power and utilisation of an arm, from a separate pass without timed blocks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from optexp.measurement.gpu import Reading
 
 @dataclass(frozen=True)
 class Load:
-    """What one said of itself, and what the card said.
+    """Power, step time and utilisation of one arm under continuous load.
 
-    power_w:     from its energy meter
-    step_s:      what a step took meanwhile: at its power limit a card is slower than in blocks between which it rests
-    utilisation: its busy share by NVML (time with any kernel)
+    power_w:     from the card's energy meter
+    step_s:      seconds of a step under this load: a card at its power limit is slower than in blocks with rests
+    utilisation: share of time with any kernel, by NVML
     """
 
     power_w: float | None

@@ -1,19 +1,19 @@
-"""What else the machine's processors do, as far as it slows a command down."""
+"""Load of the machine's processors by other programs, as far as it slows a command down."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 
-FELT = 1.5  # times as long: what is less is within what an estimate means
+FELT = 1.5  # slowdown: a smaller one is within the error of a time estimate
 
 
 @dataclass(frozen=True)
 class MachineLoad:
-    """Work that waits for processors.
+    """Processes that run or wait for processors.
 
     queue: mean number of running processes, over the last minute
-    cores: of the machine, whoever may use them: the queue is the machine's too
+    cores: all cores of the machine, as the queue is the machine's too
     """
 
     queue: float
@@ -21,7 +21,7 @@ class MachineLoad:
 
     @classmethod
     def now(cls) -> MachineLoad:
-        """At a command's start, when little of the last minute is its own; nothing where the system does not tell."""
+        """The load before a command starts to work; 0 where the system does not report it."""
         try:
             return cls(os.getloadavg()[0], os.cpu_count() or 1)
         except OSError:
@@ -29,13 +29,13 @@ class MachineLoad:
 
     @property
     def slowdown(self) -> float:
-        """Times as long as on a quiet machine, of work without a budget of time: one process more in the queue."""
-        found = (self.queue + 1) / self.cores
-        return found if found >= FELT else 1.0
+        """Expected time of one more process over its time on a quiet machine; 1 below `FELT`."""
+        processes_per_core = (self.queue + 1) / self.cores
+        return processes_per_core if processes_per_core >= FELT else 1.0
 
     @property
     def text(self) -> str:
-        """Empty where it is not felt."""
+        """A sentence on the load; empty where the slowdown is below `FELT`."""
         if self.slowdown == 1.0:
             return ""
         return f"the machine is busy: {self.queue:.1f} processes share {self.cores} core{'s' * (self.cores > 1)}"

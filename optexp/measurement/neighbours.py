@@ -1,4 +1,4 @@
-"""Who else is on the card: another program's work there is in every figure measured beside it."""
+"""Other programs on the card: their work distorts every figure measured beside it."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from optexp.measurement.gpu import Gpu, Read, Reading
 
 
 def neighbours(gpu: Gpu, ours: Collection[int] = (), since_s: float | None = None) -> tuple[list[str], int]:
-    """Foreign processes in words, and how many ids mean nothing here (another container's, or our own seen from there).
+    """Foreign processes in words, and the number of process ids that are unknown here (those of other containers).
 
-    ours:     arms; what they started is ours too
-    since_s:  Unix time: who asked for this comparison (a notebook, say) may hold memory, but not compute since then
+    ours:     arms; processes that they started are ours too
+    since_s:  Unix time: a parent of this process (such as a notebook) is foreign only if it computed after this moment
     """
     busy = set() if since_s is None else gpu.busy(since_s)
     callers = lineage(os.getpid())
-    found, hidden = [], 0
+    foreign, hidden = [], 0
     for pid, memory in gpu.processes().items():
-        above = lineage(pid)
-        if not above:
+        ancestors = lineage(pid)
+        if not ancestors:
             hidden += 1
-        elif not set(above) & set(ours) and (pid not in callers or pid in busy):
+        elif not set(ancestors) & set(ours) and (pid not in callers or pid in busy):
             size = f", {memory / 2**20:.0f} MiB" if memory else ""
-            found.append(f"process {pid} ({_name(pid)}{size})")
-    return found, hidden
+            foreign.append(f"process {pid} ({_name(pid)}{size})")
+    return foreign, hidden
 
 
 def looking_out(gpu: Gpu, ours: Collection[int], since_s: float, met: dict[str, str]) -> Read:
-    """Reads the card, and whenever others are on it than the last time, who: one may be gone again before the end."""
+    """A function that reads the card and, when its processes change, adds foreign ones to `met`: one may end early."""
     last = set[int]()
 
     def read() -> Reading | None:
         nonlocal last
-        if (there := set(gpu.processes())) != last:
-            last = there
+        if (present := set(gpu.processes())) != last:
+            last = present
             met.update({text.partition(",")[0]: text for text in neighbours(gpu, ours, since_s)[0]})
         return gpu.read()
 
@@ -43,16 +43,16 @@ def looking_out(gpu: Gpu, ours: Collection[int], since_s: float, met: dict[str, 
 
 
 def lineage(pid: int) -> list[int]:
-    """A process, its parent, and so on; nothing where no such process can be seen."""
-    above: list[int] = []
+    """Process ids of a process, its parent, and so on; empty where the process cannot be seen."""
+    ancestors: list[int] = []
     while pid > 0:
         try:
             stat = Path(f"/proc/{pid}/stat").read_text()
         except OSError:
-            return above
-        above.append(pid)
+            return ancestors
+        ancestors.append(pid)
         pid = int(stat.rpartition(")")[2].split()[1])
-    return above
+    return ancestors
 
 
 def _name(pid: int) -> str:

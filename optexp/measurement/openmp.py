@@ -1,4 +1,4 @@
-"""OpenMP's threads: after the last operation they look out for the next one, some for 0.2 s, on cores of their own."""
+"""OpenMP's threads: after an operation they spin until the next one, some for 0.2 s, and occupy cores."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ with suppress(OSError, TypeError, AttributeError):  # no such library, or an old
 
 
 def dismiss() -> None:
-    """Let go of those that work for the calling thread, until its next parallel operation.
+    """Release the calling thread's OpenMP threads until its next parallel operation.
 
-    Where one thread does all work there are none; after a fork there may seem to be some, and be waited for in vain.
+    With one thread there is nothing to release, and after a fork OpenMP could wait for threads that do not exist.
     """
     if _pause is not None and torch.get_num_threads() > 1:
         _pause(_SOFT)

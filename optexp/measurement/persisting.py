@@ -1,4 +1,4 @@
-"""The part of a GPU's L2 cache that a program may set aside, where what it keeps survives a flush.
+"""The part of a GPU's L2 cache that a program may set aside; data in it survives a flush.
 
 Source: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__CTX.html (cuCtxSetLimit, cuCtxResetPersistingL2Cache).
 """
@@ -13,9 +13,9 @@ PERSISTING_L2_CACHE_SIZE = 0x06  # CU_LIMIT_PERSISTING_L2_CACHE_SIZE
 
 
 def give_up() -> None:
-    """Nothing persists from now on: what is in the cache counts as any other line, and no part of it is set aside.
+    """End persistence in the current context: cached lines become normal ones, and no part of the cache is set aside.
 
-    Of the current context. A device, or a driver, that knows no such part is left as it is.
+    Does nothing where device or driver do not support it.
     """
     if (reset := _function("cuCtxResetPersistingL2Cache")) is not None:
         reset()
@@ -24,7 +24,7 @@ def give_up() -> None:
 
 
 def set_aside() -> int:
-    """Bytes of the cache that are set aside; 0 where nobody tells."""
+    """Bytes of the cache that are set aside; 0 where the driver does not report it."""
     size, limit = ctypes.c_size_t(0), _function("cuCtxGetLimit")
     if limit is None or limit(ctypes.byref(size), ctypes.c_uint(PERSISTING_L2_CACHE_SIZE)):
         return 0

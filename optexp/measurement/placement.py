@@ -1,4 +1,4 @@
-"""Which cores the arms run on. Arms run one at a time, so both are bound to the same ones."""
+"""The cores that arms run on. Arms run one at a time, so both are bound to the same cores."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ import torch
 from optexp.errors import ConfigError
 
 LOOK_S = 0.1
-QUIET = 0.2  # share of that time: two ticks of ten
+QUIET = 0.2  # share of LOOK_S (two ticks of ten): a core that works more is busy
 CLAIM = "\0optexp core {}"
 
 
 def choose(setting: str, device_type: str) -> list[int]:
-    """The cores that `measurement.cpus` means here.
+    """The cores of a value of `measurement.cpus` on this machine.
 
-    auto is one core for GPU work, where it makes host-bound steps faster and steadier, and all cores for CPU work. That
-    one is nobody else's: two comparisons on two GPUs of one host would otherwise slow each other's dispatching.
+    auto: all cores for CPU work. For GPU work one core, which makes host-bound steps faster and steadier. No other
+    comparison uses that core: comparisons on two GPUs of one host would slow each other's dispatching.
+
+    Raises:
+        ConfigError: The setting is no list of this process's cores.
     """
     allowed = sorted(os.sched_getaffinity(0))
     if setting == "all" or (setting == "auto" and device_type == "cpu"):
         return allowed
     if setting == "auto":
-        return [_of_ones_own(allowed[::-1])]  # the first cores serve most interrupts
+        return [_claimed_core(allowed[::-1])]  # the first cores serve most interrupts
     try:
         cores = sorted({int(word) for word in setting.split(",")})
     except ValueError:
@@ -38,11 +41,11 @@ def choose(setting: str, device_type: str) -> list[int]:
     return cores
 
 
-def _of_ones_own(cores: Sequence[int]) -> int:
-    """The first that no other comparison has claimed and nobody works on now; without one, the quietest.
+def _claimed_core(cores: Sequence[int]) -> int:
+    """The first core without another comparison's claim, idle cores first; the quietest core if all are claimed.
 
-    A claim is a name in Linux's abstract namespace of sockets: it ends with this process, which keeps it from one
-    comparison to the next.
+    A claim is a name in Linux's abstract namespace of sockets. This process keeps its claim from one comparison to the
+    next; the claim ends with the process.
     """
     if not _claims.keys() & set(cores):
         busy = _busy()
@@ -61,19 +64,19 @@ def _of_ones_own(cores: Sequence[int]) -> int:
 
 
 def _busy() -> dict[int, float]:
-    """For how much of a tenth of a second each core worked; empty where the system does not tell."""
+    """The share of LOOK_S in which each core worked; empty where the system does not report it."""
     before = _ticks()
     time.sleep(LOOK_S)
     after = _ticks()
     return {
-        core: 1 - (idle - before[core][0]) / (every - before[core][1])
-        for core, (idle, every) in after.items()
-        if core in before and every > before[core][1]
+        core: 1 - (idle - before[core][0]) / (total - before[core][1])
+        for core, (idle, total) in after.items()
+        if core in before and total > before[core][1]
     }
 
 
 def _ticks() -> dict[int, tuple[int, int]]:
-    """By core: ticks without work, and all of them (https://docs.kernel.org/filesystems/proc.html)."""
+    """Idle ticks and all ticks by core (https://docs.kernel.org/filesystems/proc.html)."""
     with suppress(OSError):
         lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
         found = {words[0][3:]: [int(word) for word in words[1:9]] for words in lines if words[0][:3] == "cpu"}
@@ -82,7 +85,7 @@ def _ticks() -> dict[int, tuple[int, int]]:
 
 
 def grant(cores: Sequence[int]) -> None:
-    """Say which cores this process will be bound to once it is set up (none: it stays as it is)."""
+    """Set the cores that this process is bound to once it is set up (empty: its binding does not change)."""
     _granted[:], _wanted[:] = cores, []
 
 
@@ -92,22 +95,22 @@ def granted() -> list[int]:
 
 
 def narrow(cores: Sequence[int]) -> None:
-    """Ask for fewer: what an optimized program does to itself."""
+    """Ask for fewer cores, on behalf of an optimized program."""
     _wanted[:] = cores
     spare_threads()
 
 
 def spare_threads() -> None:
-    """More threads of torch than cores would wait for each other: an operation of microseconds then takes milliseconds.
+    """Limit torch's threads to the cores: more threads wait for each other, and operations of µs take ms.
 
-    Best before anything is compiled: torch compiles it again once their number is another one.
+    Call it before anything is compiled: torch compiles again after the number of threads changes.
     """
     if cores := _wanted or _granted:
         torch.set_num_threads(min(torch.get_num_threads(), len(cores)))
 
 
 def settle() -> None:
-    """Bind this process to what was granted, or to the part of it that it asked for."""
+    """Bind this process to the granted cores, or to those of them that `narrow` asked for."""
     if cores := _wanted or _granted:
         bind_process(cores)
         spare_threads()
@@ -127,7 +130,7 @@ def bind_process(cores: Sequence[int]) -> None:
 
 @contextmanager
 def keep_off(cores: Sequence[int]) -> Iterator[None]:
-    """Keep the calling process off the arms' cores where others are left to it."""
+    """Keep the calling process off the arms' cores if other cores are left."""
     before = os.sched_getaffinity(0)
     others = before - set(cores)
     if others:

@@ -1,7 +1,7 @@
-"""How much the log-ratio differs from process to process, which no single process can show.
+"""The spread of the log-ratio between processes, which a single process cannot show.
 
-A comparison of several processes leaves its variance here. A comparison of one process (`measurement=quick`) reads the
-variances of this device and this kind of step, beside a prior, and widens its interval by them.
+A comparison of several processes stores its variance in the user's cache. A comparison of one process
+(`measurement=quick`) pools the stored variances of this device and kind of step with a prior, and widens its interval.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import msgspec
 from optexp.records.measurement import ProcessSpread
 from optexp.support.cache import kept
 
-FEWEST = 3  # processes whose variance is remembered
-MOST = 200  # remembered comparisons of a device
+FEWEST = 3  # fewest processes of a comparison whose variance is stored
+MOST = 200  # most stored comparisons of a device
 ALIKE = 4.0  # steps whose times differ by less than this factor are of one kind
-LARGEST = 16.0  # of a comparison's variance over the usual one: one candidate of many speeds says little of the others
+LARGEST = 16.0  # over the usual variance: a larger one is cut, as one unsteady candidate says little of others
 MOST_BYTES = 1_000_000  # of a device's file
 
 
 class StepKind(StrEnum):
-    """What the time of a step depends on."""
+    """Kinds of steps whose time varies alike between processes."""
 
     CPU = "steps on a CPU"
     HOST_BOUND = "host-bound steps"
@@ -39,13 +39,13 @@ class StepKind(StrEnum):
 
 @dataclass(frozen=True)
 class Prior:
-    """Standard deviation of the log-ratio between processes, and degrees of freedom that it counts for."""
+    """Prior standard deviation of the log-ratio between processes, and its weight in degrees of freedom."""
 
     deviation: float
     freedom: int
 
 
-# Seen on an H200 (device-bound 0.09 to 0.24 %, host-bound on one core 1.2 to 1.5 %) and on two quiet cores (2 to 4 %).
+# Measured on an H200 (device-bound 0.09 to 0.24 %, host-bound on one core 1.2 to 1.5 %), two quiet cores (2 to 4 %).
 PRIORS = {
     StepKind.CPU: Prior(0.03, 6),
     StepKind.HOST_BOUND: Prior(0.015, 6),
@@ -64,13 +64,13 @@ class Seen:
 
 
 def expected(known: Iterable[Seen], kind: StepKind, step_us: float) -> ProcessSpread:
-    """The spread of steps like this: pooled variance of what was seen and of the prior, less what is far from usual."""
+    """The expected spread of such steps: the pooled variance of prior and stored comparisons, with outliers cut."""
     alike = [seen for seen in known if seen.kind is kind and 1 / ALIKE < seen.step_us / step_us < ALIKE]
     prior = PRIORS[kind]
     freedom = prior.freedom + sum(seen.freedom for seen in alike)
     known_variance = prior.deviation**2
-    most = LARGEST * max(known_variance, median_low([known_variance, *(seen.variance for seen in alike)]))
-    pooled = prior.freedom * known_variance + sum(seen.freedom * min(seen.variance, most) for seen in alike)
+    largest = LARGEST * max(known_variance, median_low([known_variance, *(seen.variance for seen in alike)]))
+    pooled = prior.freedom * known_variance + sum(seen.freedom * min(seen.variance, largest) for seen in alike)
     count = len(alike)
     source = f"as {kind} do"
     if count:
@@ -102,10 +102,10 @@ def remembered(path: Path) -> list[Seen]:
 
 
 def remember(path: Path, found: Seen) -> None:
-    """Add a comparison. A home that cannot be written to costs width of intervals, nothing else."""
+    """Store a comparison. Where no file can be written, later intervals are only wider."""
     rows = [asdict(row) for row in (*remembered(path), found)][-MOST:]
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}")
         unfinished.write_text(json.dumps(rows) + "\n")
-        unfinished.replace(path)  # at once: comparisons may end together
+        unfinished.replace(path)  # atomically: comparisons may end at the same time

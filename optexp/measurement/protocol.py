@@ -1,4 +1,4 @@
-"""A name in configurations outside of the repository; the code is `optexp.measurement.settings`."""
+"""`Protocol`, a name that configurations outside this repository use; the code is `optexp.measurement.settings`."""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 STEP = "optexp.step"
 TIMED = "optexp_step_us"  # metadata of the trace: µs a step took before tracing began
 
-LONGEST_S = 3.0  # of steps that are traced: of slow ones, fewer tell as much
-SHORT_S, TRIES = 0.1, 3  # of steps on a CPU: what interrupts those that take no longer would be most of what is seen
+LONGEST_S = 3.0  # most time of the traced steps: of slow steps, fewer are traced
+SHORT_S, TRIES = 0.1, 3  # traced CPU steps of less total time are traced 3 times, as an interruption would dominate one
 RESERVED = 2**30  # bytes at most
-STEADY_S, FEW = 0.02, 10  # of steps on a CPU, at most so many: until threads that slept while tracing began are spread
-WARMUP = 2  # steps that the profiler sees and drops
+STEADY_S, FEW = 0.02, 10  # unmarked CPU steps until threads are awake again: for so long, at most so many
+WARMUP = 2  # steps that the profiler records and drops
 
 
 def record(
@@ -36,18 +36,17 @@ def record(
 ) -> None:
     """Profile calls of `run` and write a gzipped Chrome trace.
 
-    The same steps are timed first, as tracing slows the host. Short ones on a CPU are traced three times, and the
-    quickest trace stays: records of a trace lie between tensors, so that freed memory is too fragmented for the next
-    tensors, which get new pages step by step; a later trace finds those pages. Nothing should be timed in this process
-    afterwards.
+    The same steps are timed first, as tracing slows the host. Short steps on a CPU are traced three times, and the
+    quickest trace is kept. In a first trace the profiler's records fragment the heap, so that tensors need new pages in
+    each step; a later trace reuses these pages. Nothing should be timed in this process afterwards.
 
     Args:
         run: One step.
         steps: Number of calls; fewer where they are slow.
         path: Of the trace, which ends in .gz.
         device: Of the step.
-        warmup: Steps that the profiler sees and drops.
-        exactly: So many steps, however slow they are.
+        warmup: Steps that the profiler records and drops.
+        exactly: Trace `steps` steps, however slow they are.
     """
     from optexp.measurement import clock, heap
 
@@ -67,7 +66,7 @@ def record(
 
 
 def record_once(run: Callable[[], object], path: Path, device: torch.device) -> None:
-    """Write a trace of one step in which times do not matter: nothing is timed, and nothing repeated."""
+    """Write a trace of one step whose times do not matter: the step is neither timed nor repeated."""
     _, profiler = _traced(run, 1, device)
     export(profiler, path)
 
@@ -84,9 +83,9 @@ def export(profiler: profile, path: Path) -> None:
 def _traced(
     run: Callable[[], object], steps: int, device: torch.device, timed: float | None = None, warmup: int = 1
 ) -> tuple[float, profile]:
-    """Seconds of the traced steps, and the profiler that saw them.
+    """Seconds of the traced steps, and the profiler with their trace.
 
-    timed: seconds of a step before tracing began; without it, steps are not made steady first
+    timed: seconds of a step before tracing began; None: no unmarked steps come first
     """
     from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
@@ -119,7 +118,7 @@ def _traced(
 def record_stacks(run: Callable[[], object], steps: int, path: Path, device: torch.device) -> None:
     """Profile calls of `run` with a range around each call of a Python function, and write a gzipped Chrome trace.
 
-    The ranges take longer than most of the functions: shares of a step are not to be had from this trace.
+    The ranges take longer than most functions: shares of a step in this trace are meaningless.
 
     Args:
         run: One step.

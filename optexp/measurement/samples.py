@@ -1,4 +1,4 @@
-"""Timed blocks as data: pairs of blocks, and the observations beside them. No clock, no process."""
+"""Timed blocks as data: pairs of blocks, and observations made with them. No clock, no process."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from optexp.measurement.clock import Timing
 from optexp.measurement.gpu import Reading, between, slowing
 from optexp.measurement.load import Load
 
-MAIN, SAME, DELAYED, COLD = "main", "same", "delayed", "cold"  # kinds of pairs; SAME, DELAYED: the controls
-RETRIED, UNBOUND, TEXTBOOK = "retried", "unbound", "textbook"  # aims of processes on which no verdict rests
-LOOK_EVERY = 2  # pairs from one block whose end is verified to the next; such blocks are not counted
-CONTROL_EVERY = 3  # pairs from one control to the next: enough to judge, at a third of the cost
+MAIN, SAME, DELAYED, COLD = "main", "same", "delayed", "cold"  # kinds of pairs; SAME and DELAYED are controls
+RETRIED, UNBOUND, TEXTBOOK = "retried", "unbound", "textbook"  # aims of processes that no verdict uses
+LOOK_EVERY = 2  # pairs between two blocks whose last step is verified; these blocks do not count
+CONTROL_EVERY = 3  # pairs between two pairs of a control: enough for a judgement, at a third of the cost
 
 
 class Late(NamedTuple):
-    """CPU seconds of an arm after its block, which its clock does not see, beside those that the block had room for.
+    """CPU seconds of an arm after its block, which its clock does not see, and the most CPU seconds inside the block.
 
     worked_s: of all cores, after the arm reported the end of the block
     block_s:  wall time of the block times the number of cores
@@ -67,20 +67,20 @@ class Sample:
 
     pairs:       of all kinds
     recompiled:  torch.compile compiled while blocks were timed
-    alone:       seconds of single steps, each waited for
-    alone_later: the same, timed again after all blocks
-    planned_s:   seconds of a step, by which the length of blocks was planned
+    alone:       seconds of single steps, each with a wait for the device
+    alone_later: single steps timed again after all blocks, once or more
+    planned_s:   seconds of a step that the length of blocks was planned by
     timer_s:     seconds that the timing of an empty step takes
-    constant:    inputs that hold one value
+    constant:    names of inputs that hold one value
     foreign:     other processes on the GPU
-    queue:       batches that an arm makes in the background, where CPU time beside its steps is honest
-    uneven:      why both arms met different batches of different sizes; empty where they did not
+    queue:       most batches that an arm makes in the background: CPU time outside its steps is then honest
+    uneven:      why both arms met batches of different sizes; empty where they did not
     floor_s:     physical lower bound of a step; 0 where it is unknown
     busy_s:      seconds of a step in which the GPU works, by the trace
-    idle:        shares of its cores that the arm kept busy while the other was timed
+    idle:        shares of its cores that an arm kept busy while the other was timed
     late:        CPU time after the blocks that ended a pair
     load:        energy and utilisation, where they were measured
-    aim:         RETRIED, UNBOUND or TEXTBOOK where no verdict rests on this process; else empty
+    aim:         RETRIED, UNBOUND or TEXTBOOK for a process that no verdict uses; else empty
     """
 
     pairs: list[Pair] = field(default_factory=list)
@@ -105,19 +105,21 @@ class Sample:
 
     @property
     def kept(self) -> list[Pair]:
-        """The pairs that count; all pairs where none counts, as a watchdog then refuses the measurement."""
+        """The pairs that count; all pairs where none counts: a watchdog then refuses the measurement."""
         main = self.of(MAIN)
         return [pair for pair in main if pair.counts] or main
 
     @property
     def dropped(self) -> list[Pair]:
-        """The pairs that do not count; none where `kept` has them."""
+        """The pairs that `kept` leaves out."""
         main = self.of(MAIN)
         return [pair for pair in main if not pair.counts] if any(pair.counts for pair in main) else []
 
     def single_s(self, arm: str) -> float:
-        """Seconds of a typical single step: the largest median of all looks, as blocks between a quiet look and a busy
-        one may have been as slow as the busy one."""
+        """Seconds of a typical single step: the largest median over the moments at which single steps were timed.
+
+        Blocks between a quiet and a busy moment may have been as slow as the busy one.
+        """
         looks = [self.alone[arm], *self.alone_later.get(arm, ())]
         return max(float(median(look)) for look in looks)
 

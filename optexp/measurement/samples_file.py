@@ -1,4 +1,4 @@
-"""samples.parquet: every block of every process, for whoever wants to judge for himself."""
+"""samples.parquet: every block of every process, so that anyone can repeat the statistics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GPU = ("sm_mhz", "memory_mhz", "power_w", "temperature_c", "energy_j")  # of the
 
 
 def write(samples: Sequence[Sample], path: Path) -> None:
-    """One row a block; times in µs a step, `start_s` since the first block. Nothing where nothing was measured."""
+    """Write one row per block: times in µs per step, `start_s` since the first block. No file without blocks."""
     if not any(sample.pairs for sample in samples):
         return
     import pyarrow
@@ -40,11 +40,11 @@ def write(samples: Sequence[Sample], path: Path) -> None:
 
 
 def rows(samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
-    """`kind` says what the candidate's blocks are: the candidate's own (main, or cold with emptied caches) or, in a
-    control, the baseline's (same, delayed).
+    """Rows of the table. `kind` names the program of the candidate's blocks: the candidate itself (main, or cold with
+    emptied caches) or, in a control, the baseline (same, delayed).
 
-    What no verdict rests on comes last, and says so: "retried same" is a control that failed and was run again,
-    "unbound main" of arms free on all cores, "textbook main" and "textbook same" of single trials.
+    Rows that no verdict uses come last, with their aim before the kind: "retried same" for a control that failed and
+    was run again, "unbound main" for arms on all cores, "textbook main" and "textbook same" for single trials.
     """
     begin = min(t.start_s for s in samples for p in s.pairs for t in (p.baseline, p.candidate))
     for process, sample in enumerate(samples):
@@ -59,20 +59,20 @@ def rows(samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
 
 
 def pairs(path: Path, cold: bool) -> list[list[list[float]]]:
-    """By process: what a step of each arm took, in µs, in every pair that counts (where none does, in all of them)."""
+    """By process: µs per step of both arms in all_pairs pair that counts (in all pairs where none counts)."""
     from pyarrow import parquet
 
-    processes: dict[int, list[list[float]]] = {}
-    every: dict[int, list[list[float]]] = {}
+    kept_pairs: dict[int, list[list[float]]] = {}
+    all_pairs: dict[int, list[list[float]]] = {}
     blocks = [row for row in parquet.read_table(path).to_pylist() if row["kind"] == MAIN]
     for before, after in zip(blocks[::2], blocks[1::2], strict=True):
         pair = [
             row["device_us"] if cold and row["device_us"] is not None else row["wall_us"] for row in (before, after)
         ]
-        every.setdefault(before["process"], []).append(pair)
+        all_pairs.setdefault(before["process"], []).append(pair)
         if before["kept"]:
-            processes.setdefault(before["process"], []).append(pair)
-    return [processes.get(process, found) for process, found in every.items()]
+            kept_pairs.setdefault(before["process"], []).append(pair)
+    return [kept_pairs.get(process, process_pairs) for process, process_pairs in all_pairs.items()]
 
 
 def _block(timing: Timing, start_s: float) -> dict[str, Any]:
@@ -82,5 +82,5 @@ def _block(timing: Timing, start_s: float) -> dict[str, Any]:
 
 
 def _gpu(pair: Pair) -> dict[str, Any]:
-    said = {name: getattr(pair.readings[-1], name) for name in GPU} if pair.readings else {}
-    return said | {"kept": pair.counts, "reasons": ", ".join(between(pair.readings)) if pair.readings else None}
+    reading = {name: getattr(pair.readings[-1], name) for name in GPU} if pair.readings else {}
+    return reading | {"kept": pair.counts, "reasons": ", ".join(between(pair.readings)) if pair.readings else None}

@@ -14,23 +14,23 @@ class MeasurementSettings:
     preset:               name shown in the report
     processes_min, _max:  how often both arms are restarted
     pairs:                blocks of each arm per process, at most `process_s` seconds of measuring
-    block_ms:             how long a block lasts, at least (and at least 200 empty timer pairs)
-    warmup_s:             the longest warm-up of an arm
+    block_ms:             shortest block (and at least 200 empty timer pairs)
+    warmup_s:             longest warm-up of an arm
     min_effect:           δ: smaller differences are SAME
     confidence:           of the interval
-    half_width:           stop when the interval of the log-ratio is this narrow (or 5 % of its mean)
+    half_width:           stop when the half-width of the log-ratio's interval is this small (or 5 % of its mean)
     budget_s:             no new process is started after this many seconds
     controls:             a second baseline and a known delay in the same rounds, once per device and workload
     cold_caches:          the comparison begins with empty compile caches: the first set-up is then a cold one
-    lock_clocks:          say how an administrator would hold the GPU's clocks; they are never touched from here
-    trials:               0; or, for teaching, the usual way: the mean of so many steps after one warm-up, no verdict
+    lock_clocks:          print the commands that lock the GPU's clocks; optexp never changes clocks
+    trials:               0; or, for teaching, the textbook method: the mean of so many steps after one warm-up
     confirm:              a sweep measures its winner again, in new processes and on other inputs
-    l2:                   what steps find in the GPU's cache: what the last one left there (warm), nothing (cold: then
-                          the device's time is compared), or warm with cold beside it (both)
-    load_s:               how long each arm works while its energy is read; 0: not at all
+    l2:                   GPU cache at the start of a step: as the last step left it (warm), empty (cold: device times
+                          are then compared), or warm with cold pairs beside it (both)
+    load_s:               seconds that each arm works while its energy is read; 0: no energy
     cpus:                 cores the arms are bound to: auto (one on a GPU, all on a CPU), all, or a list "2,3"
     verification_seeds:   fresh input sets that equivalence is checked on
-    thorough:             other families of inputs too, and training is followed for many steps
+    thorough:             verify other families of inputs too, and follow training for many steps
     profile_steps:        steady steps in a profile
     """
 
@@ -68,11 +68,11 @@ class MeasurementSettings:
             raise ValueError(f"pairs={self.pairs} must be at least 2")
 
     def enough(self, processes: int, precise: bool, spent_s: float) -> bool:
-        """Whether measuring ends. A difference that has become significant is no reason to.
+        """Whether measuring ends. Significance of a difference is never a reason.
 
         Args:
             processes: Measured so far.
-            precise: Their interval is narrow enough.
+            precise: Whether their interval is narrow enough.
             spent_s: Seconds that measuring them took.
         """
         if processes >= self.processes_max:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil, exp, hypot, inf, log, sqrt
 from statistics import fmean, median, stdev
 
-# scipy.stats has the same under better names, and takes 2 s to import.
+# scipy.stats has the same functions under better names, but takes 2 s to import.
 from scipy.special import bdtr, ndtri, stdtr, stdtrit
 
 from optexp.records.measurement import ProcessSpread
@@ -34,7 +34,7 @@ class Interval:
 
 
 def over_processes(log_ratios: Sequence[float], confidence: float) -> Interval:
-    """Student's t-interval of the mean over processes, whose spread includes the luck of a process."""
+    """Student's t-interval of the mean over processes, which includes differences between processes."""
     mean = fmean(log_ratios)
     if len(log_ratios) < 2:
         return Interval(mean, float("-inf"), float("inf"))
@@ -46,7 +46,7 @@ def over_processes(log_ratios: Sequence[float], confidence: float) -> Interval:
 def over_blocks(log_ratios: Sequence[float], confidence: float) -> Interval:
     """The median of one process's pairs, between two order statistics (the sign test's interval).
 
-    The luck of the process is no part of it (see `over_one_process`).
+    Differences between processes are no part of it (see `over_one_process`).
     """
     ordered, n, k = sorted(log_ratios), len(log_ratios), 0
     while bdtr(k, n, 0.5) <= (1 - confidence) / 2:  # P(at most k of n lie below the median)
@@ -57,7 +57,7 @@ def over_blocks(log_ratios: Sequence[float], confidence: float) -> Interval:
 
 
 def over_one_process(log_ratios: Sequence[float], confidence: float, spread: ProcessSpread) -> Interval:
-    """The interval over one process's blocks, widened by the spread between processes that earlier comparisons had."""
+    """The interval over one process's blocks, widened by the expected spread between processes."""
     blocks = over_blocks(log_ratios, confidence)
     t = float(stdtrit(spread.freedom, (1 + confidence) / 2))
     below, above = (
@@ -68,7 +68,7 @@ def over_one_process(log_ratios: Sequence[float], confidence: float, spread: Pro
 
 
 def interval(processes: Sequence[Sequence[float]], confidence: float, spread: ProcessSpread | None = None) -> Interval:
-    """The interval over the processes' medians; of one process, over its blocks.
+    """The interval over the processes' medians; for one process, over its blocks.
 
     processes: log-ratios of each process
     spread:    between processes, for one process

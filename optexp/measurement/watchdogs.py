@@ -15,13 +15,13 @@ from optexp.support.units import duration, ratio
 
 REMARK, UNDECIDES, REFUSES, MACHINE = Severity.REMARK, Severity.UNDECIDES, Severity.REFUSES, About.MACHINE
 FOREIGN, PILED = "foreign processes", "work ahead"
-SLOW_START = 20.0  # single step over mean step: a short step that is waited for takes several times its own time
-TYPICAL = 0.5  # single step over mean step of a block, below which steps do the work of others
+SLOW_START = 20.0  # single step over mean step of a block; short steps are below, though each waits for the device
+TYPICAL = 0.5  # single step over mean step of a block, below which some steps do the work of others
 ALIKE = 0.8  # the same ratio of the baseline, below which its batches differ in size
-RESTLESS = 0.1  # share of its cores by which a waiting arm may be busier than the other arm
+RESTLESS = 0.1  # share of its cores by which a waiting arm may be busier than the other arm when waiting
 DROPPED = 0.1  # share of pairs that may be dropped
 VISIBLE = 0.02  # relative gap of modes that can change a verdict; of drifts, half of it
-ASIDE = 0.5  # per block, in its reported time: how much longer than the baseline it may keep its caller waiting
+ASIDE = 0.5  # blocks: how much longer than the baseline the candidate may keep its caller waiting, per block
 CROWDED = 0.1  # share of the time without a core; at most 0.06 on a machine that ran nothing else
 RARE = 0.15  # share of blocks below which a second mode is a few disturbed blocks
 
@@ -32,7 +32,7 @@ def _blind(name: str, text: str, about: About = About.ARMS) -> Watch:
 
 
 def recompilation(samples: Sequence[Sample]) -> Watch:
-    """Refuse blocks in which torch.compile compiled: their times are no steps'."""
+    """Refuse blocks in which torch.compile compiled: they hold more than steps."""
     count = sum(sample.recompiled for sample in samples)
     text = f"torch.compile compiled again while measuring, in {count} of {len(samples)} processes"
     return Watch("recompilation", count == 0, text if count else "none while measuring", severity=REFUSES)
@@ -70,11 +70,11 @@ def ahead_of_steps(samples: Sequence[Sample]) -> Watch:
     Its other steps do nothing, so a typical single step, which is waited for, takes less than the mean step of every
     block. An honest single step takes longer, as it holds all work of a step and the wait.
 
-    An honest arm is refused only where every block of a process is disturbed to twice its typical single step, and no
-    block of the baseline between them is: with eight blocks of which one in ten is disturbed, by chance 1e-8
-    (`chance`). Blocks are not independent while other programs come and go; single steps are then timed again after
-    the blocks (`Sample.alone_later`). On a crowded machine, by the baseline's single steps or by the time without a
-    core, the measurement is undecided.
+    An honest arm is refused only if other programs slow every block of a process to twice its typical single step, but
+    no block of the baseline between them. With eight blocks, of which one in ten is disturbed, the chance is 1e-8
+    (`chance`). Blocks are not independent while other programs come and go, so single steps are timed again after
+    the blocks (`Sample.alone_later`). On a machine that is crowded, by the baseline's single steps or by the time
+    without a core, the measurement is undecided.
     """
     if any(sample.queue > 1 for sample in samples) or any(p.candidate.cold for s in samples for p in s.kept):
         return _blind(PILED, "batches are made in the background, or caches are emptied between steps")
@@ -129,7 +129,7 @@ def nothing_left(samples: Sequence[Sample]) -> bool:
 
 
 def power_cap(samples: Sequence[Sample]) -> Watch:
-    """Remark on a GPU at its power cap: its speed follows the supply, so energy says more than time."""
+    """Remark on a GPU at its power cap: power then limits its speed, so energy says more than time."""
     looks = [between(pair.readings) for sample in samples for pair in sample.of(MAIN) if pair.readings]
     looks += [r.reasons for sample in samples for load in sample.load.values() for r in load.readings]
     capped = sum(POWER_CAP in reasons for reasons in looks)
@@ -155,8 +155,8 @@ def foreign(samples: Sequence[Sample]) -> Watch:
 def waiting_arm(samples: Sequence[Sample]) -> Watch:
     """Refuse a candidate that works while the other arm is timed, or after it has reported the end of its block.
 
-    Both arms share cores, so this work slows the other arm, and the candidate's clock does not see it. Beside a
-    baseline that does so the measurement is undecided.
+    Both arms share cores, so this work slows the other arm, and the candidate's clock does not see it. If the baseline
+    does this, the measurement is undecided.
     """
     idle, late = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for sample in samples:
@@ -164,11 +164,11 @@ def waiting_arm(samples: Sequence[Sample]) -> Watch:
             idle[arm] += shares
         for arm, blocks in sample.late.items():
             late[arm].append(sum(block.worked_s for block in blocks) / sum(block.block_s for block in blocks))
-    found = [
+    excesses = [
         *_excess(idle, "keeps its cores {:.1%} busy while the other is timed"),
         *_excess(late, "goes on for {:.1%} of a block on its cores after it"),
     ]
-    gap, text, restless = max(found, default=(0.0, "the arms have no processes of their own", ""))
+    gap, text, restless = max(excesses, default=(0.0, "the arms have no processes of their own", ""))
     ok, severity = gap < RESTLESS, UNDECIDES if restless == "baseline" else REFUSES
     return Watch("waiting arm", ok, text if ok else f"{text}: does a thread of it never rest?", severity, MACHINE)
 
@@ -184,8 +184,8 @@ def _excess(shares: Mapping[str, Sequence[float]], words: str) -> Iterator[tuple
 def aside(samples: Sequence[Sample]) -> Watch:
     """Refuse a candidate that works where its own clock does not see it.
 
-    Its caller's clock shows how long the caller waited beside the reported steps. The CPU time of processes that the
-    arm started shows work that it handed on; they are not bound to the arm's cores.
+    The caller's clock shows how long the caller waited beyond the reported steps. The CPU time of processes that the
+    arm started shows work that it handed on to them; these processes are not bound to the arm's cores.
     """
     if any(sample.queue > 1 for sample in samples):
         return _blind("work aside", "batches are made in the background")
@@ -194,12 +194,12 @@ def aside(samples: Sequence[Sample]) -> Watch:
     if helped_s >= RESTLESS * (step_s := median(pair.candidate.wall_s for pair in pairs)):
         text = f"other processes work {duration(helped_s)} for a step of the candidate that takes {duration(step_s)}"
         return Watch("work aside", False, f"{text}: work that it has handed on is not its own", severity=REFUSES)
-    every = sorted(pair.candidate.aside_s - pair.baseline.aside_s for pair in pairs)
-    more = every[len(every) // 5]  # the 20th percentile, as a busy machine delays single calls by chance
-    told = median(pair.candidate.wall_s * (pair.candidate.steps + 1) for pair in pairs)
-    text = f"beside blocks of {duration(told)} the candidate keeps its caller waiting {duration(abs(more))}"
+    waits_s = sorted(pair.candidate.aside_s - pair.baseline.aside_s for pair in pairs)
+    more = waits_s[len(waits_s) // 5]  # the 20th percentile, as a busy machine delays single calls by chance
+    block_s = median(pair.candidate.wall_s * (pair.candidate.steps + 1) for pair in pairs)
+    text = f"beside blocks of {duration(block_s)} the candidate keeps its caller waiting {duration(abs(more))}"
     text += f" {'longer' if more > 0 else 'less'} than the baseline"
-    ok = more < ASIDE * told
+    ok = more < ASIDE * block_s
     return Watch(
         "work aside", ok, text if ok else f"{text}: that is work that its clock does not see", severity=REFUSES
     )
@@ -208,9 +208,9 @@ def aside(samples: Sequence[Sample]) -> Watch:
 def cores(samples: Sequence[Sample]) -> Watch:
     """Remark on arms that waited for a core: other programs slow dispatch, but not kernels."""
     shares = {
-        arm: fmean(told)
+        arm: fmean(queued)
         for arm in ("baseline", "candidate")
-        if (told := [t.queued for s in samples for p in s.kept if (t := getattr(p, arm)).queued is not None])
+        if (queued := [t.queued for s in samples for p in s.kept if (t := getattr(p, arm)).queued is not None])
     }
     if not shares:
         return _blind("cores", "nobody tells whether they were free", MACHINE)
@@ -229,7 +229,7 @@ def constant_inputs(samples: Sequence[Sample]) -> Watch:
 
 
 def same_batches(samples: Sequence[Sample]) -> Watch:
-    """Leave undecided where both arms were timed on different batches of a loader whose sizes differ."""
+    """Leave the measurement undecided if the arms were timed on batches of different sizes."""
     why = next((sample.uneven for sample in samples if sample.uneven), "")
     text = f"the arms were timed on different batches of a loader whose sizes differ, for {why}: pad them, or use fewer"
     return Watch(
@@ -274,21 +274,21 @@ def _ranks(values: Sequence[float]) -> list[int]:
 
 def two_modes(samples: Sequence[Sample]) -> Watch:
     """Remark on an arm with two speeds, as it has no typical one."""
-    found = []
+    sentences = []
     times = {arm: [[getattr(p, arm).step_s for p in s.kept] for s in samples] for arm in ("baseline", "candidate")}
     for arm, other in (("baseline", "candidate"), ("candidate", "baseline")):
         modes = split([step for steps in times[arm] for step in steps])
-        luck = [median(steps) for steps in times[other]]  # of each process: a speed that both arms share is no mode
+        luck = [median(steps) for steps in times[other]]  # by process: a speed that both arms share is no mode
         if modes and split([step / by for steps, by in zip(times[arm], luck, strict=True) for step in steps]):
             (fast, share), (slow, rest) = modes
-            found.append(
+            sentences.append(
                 f"the {arm} takes {duration(fast)} in {share:.0%} of its blocks, {duration(slow)} in {rest:.0%}"
             )
-    return Watch("modes", not found, "; ".join(found) or "one mode in each arm")
+    return Watch("modes", not sentences, "; ".join(sentences) or "one mode in each arm")
 
 
 def split(times: Sequence[float]) -> tuple[tuple[float, float], tuple[float, float]] | None:
-    """Median and share of two groups of times; None where they are one.
+    """Median and share of each of two groups of times; None where the times form one group.
 
     The cut minimizes the variance within both groups (Otsu). In sums of both standard deviations, the halves of a
     normal distribution are 1.3 apart, those of a uniform one 1.7; two modes are more than 3 apart.
@@ -335,7 +335,7 @@ def impossible(samples: Sequence[Sample]) -> Watch:
 def device_beats_wall(samples: Sequence[Sample]) -> Watch:
     """Remark on a gain on the device that does not reach the user.
 
-    The device's time is that of traced kernels and copies: a span between events would count waits for the host.
+    Device time is the time of traced kernels and copies; a span between events would include waits for the host.
     """
     pairs = [p for s in samples for p in s.kept if not p.baseline.cold]
     busy = next((s.busy_s for s in reversed(samples) if s.busy_s), {})

@@ -20,8 +20,8 @@ from optexp.trace import Copy, Kernel, Op, Trace, short_name
 
 OVERLAP = "overlap"
 PYTHON, COMPILATION, HOST_OPERATORS = "python", "compilation", "operators on the host"
-UNKNOWN = "other operators"  # of no kind that is known, as custom ones
-LONG_US = 100.0  # of the host outside operators, or in an operator that launches nothing; a launch takes less
+UNKNOWN = "other operators"  # of no known kind, such as custom operators
+LONG_US = 100.0  # shortest host time, outside operators or in one that launches nothing, that counts as long
 
 _COMPILING = re.compile(r".*\(dynamo_timed\)$")
 _COPIES = {"HtoD": "copies to the device", "DtoH": "copies to the host", "DtoD": "copies on the device"}
@@ -36,7 +36,7 @@ _COMPOUND = ("matrix", "normalization", "activation", "embedding")
 _FILL = re.compile(r"aten::(fill_|zero_|zeros|ones|full)")
 _CONVOLUTION = re.compile(r"aten::.*conv|.*[Cc]onv")
 _LAYOUT_KERNEL = re.compile(r"(void )?(\w+::)*(nchwToNhwc|nhwcToNchw|.*transpose|.*[cC]onvertTensor)", re.IGNORECASE)
-_BY_KERNEL = {  # where no operator is known, as in a graph; the first pattern that is found
+_BY_KERNEL = {  # for kernels without a known operator, as in a graph; the first pattern that matches counts
     "attention": r"flash|fmha|attention|mem_eff",
     "convolutions": r"conv|wgrad|dgrad|implicit",
     "matrix products": r"gemm|xmma|cutlass|splitK|gemv|nvjet|_mm_",
@@ -63,10 +63,10 @@ _NAMED = {
 class Account:
     """Work of one kind in a step.
 
-    us:    of the step; negative where work side by side saves time
-    calls: kernels, copies, gaps or, on a CPU, operators
-    works: µs by kernel (on a CPU: operator), as they are listed
-    units: calls by kernel or operator
+    us:    time in the step; negative where parallel work saves time
+    calls: number of kernels, copies, gaps or, on a CPU, operators
+    works: µs by name of the kernel or, on a CPU, of the operator
+    units: calls by the same names
     """
 
     us: float = 0.0
@@ -81,50 +81,50 @@ class Account:
         self.units[name] = self.units.get(name, 0.0) + 1
 
     def plus(self, other: Account) -> Account:
-        """Both together, of different works."""
+        """The sum of two accounts that share no kernel or operator."""
         works, units = {**self.works, **other.works}, {**self.units, **other.units}
         return Account(self.us + other.us, self.calls + other.calls, works, units)
 
     def per_step(self, steps: int, scale: float = 1.0) -> Account:
-        """The same of one step, with times multiplied by `scale`."""
+        """Turn sums over `steps` steps into means per step; times are multiplied by `scale`."""
         works = {name: us * scale / steps for name, us in self.works.items()}
         units = {name: calls / steps for name, calls in self.units.items()}
         return Account(self.us * scale / steps, self.calls / steps, works, units)
 
 
-def accounts(trace: Trace, found: Breakdown, beside: Trace | None = None) -> dict[str, Account]:
+def accounts(trace: Trace, split: Breakdown, beside: Trace | None = None) -> dict[str, Account]:
     """Accounts by name; their µs add up to the breakdown's step.
 
     Args:
-        trace: Of one arm.
-        found: Its breakdown, of which gaps and copies are taken.
-        beside: The same work launched kernel by kernel, whose operators stand for those of kernels in a graph.
+        trace: Trace of one arm.
+        split: The trace's breakdown: its gaps and exposed copies become accounts.
+        beside: A trace of the same work without a graph: it names the operators of kernels that a graph launches.
     """
-    together = _of_gpu(trace, found, beside) if found.busy is not None else _of_cpu(trace, found)
-    return {name: account for name, account in together.items() if account.us or account.calls}
+    merged = _of_gpu(trace, split, beside) if split.busy is not None else _of_cpu(trace, split)
+    return {name: account for name, account in merged.items() if account.us or account.calls}
 
 
-def _of_gpu(trace: Trace, found: Breakdown, beside: Trace | None) -> dict[str, Account]:
+def _of_gpu(trace: Trace, split: Breakdown, beside: Trace | None) -> dict[str, Account]:
     steps, sums = len(trace.steps), defaultdict[str, Account](Account)
     for name, kernel in named_kernels(trace, beside):
         sums[name].add(short_name(kernel.name), kernel.duration)
     kernels = {name: account.per_step(steps) for name, account in sums.items()}
-    side_by_side = sum(account.us for account in kernels.values()) - found.kernel_share * found.wall_us
-    together = {**kernels, OVERLAP: Account(-side_by_side if abs(side_by_side) > 1e-6 else 0.0)}
-    for part in (_copies(trace, found.us("exposed_copies")), _gaps(trace, found)):
+    side_by_side = sum(account.us for account in kernels.values()) - split.kernel_share * split.wall_us
+    merged = {**kernels, OVERLAP: Account(-side_by_side if abs(side_by_side) > 1e-6 else 0.0)}
+    for part in (_copies(trace, split.us("exposed_copies")), _gaps(trace, split)):
         for name, account in part.items():  # compilation has kernels and gaps
-            together[name] = together[name].plus(account) if name in together else account
-    return together
+            merged[name] = merged[name].plus(account) if name in merged else account
+    return merged
 
 
 def named_kernels(trace: Trace, beside: Trace | None = None) -> list[tuple[str, Kernel]]:
-    """Each kernel with the name of its account."""
+    """Each kernel with the name of its account; `beside`: see `accounts`."""
     kinds = Kinds(trace)
     known = {k.configuration: name for name, k in named_kernels(beside)} if beside is not None else {}
     named = []
     for kernel in trace.kernels:
         name = kinds.of(kernel.op) if kernel.op is not None else None
-        name = None if name == UNKNOWN else name  # its kernel's name may tell
+        name = None if name == UNKNOWN else name  # the kernel's name may be known
         if name is None or kernel.in_graph:
             name = known.get(kernel.configuration) or name or of_kernel(kernel.name)
         named.append(("layout copies" if _LAYOUT_KERNEL.match(kernel.name) else name, kernel))
@@ -133,8 +133,8 @@ def named_kernels(trace: Trace, beside: Trace | None = None) -> list[tuple[str, 
 
 def of_kernel(name: str) -> str:
     """The account of a kernel by its name alone."""
-    found = (account for account, pattern in _BY_KERNEL.items() if re.search(pattern, name))
-    return next(found, "other kernels")
+    matching = (account for account, pattern in _BY_KERNEL.items() if re.search(pattern, name))
+    return next(matching, "other kernels")
 
 
 class Kinds:
@@ -146,14 +146,14 @@ class Kinds:
         self.optimizer = Union(s.interval for s in trace.annotations if s.name.startswith("Optimizer.step"))
 
     def of(self, op: Op) -> str | None:
-        """Of an operator that the trace holds; None for one without identity."""
+        """The account of an operator of this trace; None where the operator has no id."""
         return self.at(self.place[op.id]) if op.id in self.place else None
 
     def at(self, index: int) -> str:
-        """Of the operator at an index of `Trace.ops`."""
+        """The account of the operator at an index of `Trace.ops`."""
         op = self.trace.ops[index]
-        around = [self.trace.ops[at].name for at in callers(self.trace, index)]
-        chain = [_word(name) for name in (op.name, *around)]
+        around = [self.trace.ops[caller].name for caller in callers(self.trace, index)]
+        chain = [_roles(name) for name in (op.name, *around)]
         if any(word.compiles for word in chain):
             return COMPILATION
         if self.optimizer.holds(op.start):
@@ -166,8 +166,8 @@ class Kinds:
 
 
 @dataclass(frozen=True)
-class _Word:
-    """Parts that an operator's name says it has in a step."""
+class _Roles:
+    """Roles in a step that an operator's name reveals."""
 
     compiles: bool
     attends: bool
@@ -176,8 +176,8 @@ class _Word:
 
 
 @cache
-def _word(name: str) -> _Word:
-    return _Word(
+def _roles(name: str) -> _Roles:
+    return _Roles(
         compiles=bool(_COMPILING.match(name)),
         attends="attention" in name.lower(),
         goes_back=name.startswith(BACKWARD),
@@ -185,16 +185,16 @@ def _word(name: str) -> _Word:
     )
 
 
-def _recomputes(chain: list[_Word]) -> bool:
+def _recomputes(chain: list[_Roles]) -> bool:
     """Whether a forward operator runs inside a backward function, as under gradient checkpointing."""
     inside = next((place for place, word in enumerate(chain) if word.goes_back), None)
     return inside is not None and any(word.only_forward for word in chain[:inside])
 
 
 def _copy_kind(op: Op, around: list[str]) -> str | None:
-    """The account of a copy by an operator; None for anything else, and for a copy that is a part of other work.
+    """The account of an operator that copies; None for other operators, and for a copy inside other work.
 
-    A cast is never a part: autocast casts inside of the operator that it prepares.
+    A cast always has its own account: autocast casts inside the operator that it prepares.
     """
     if op.name not in _COPYING:
         return None
@@ -216,7 +216,7 @@ def _plain_kind(name: str, around: Iterable[str]) -> str:
 
 
 def _copies(trace: Trace, exposed_us: float) -> dict[str, Account]:
-    """Copies that no kernel hides, by kind; the kinds share the exposed time by their own."""
+    """Exposed copies by kind: `exposed_us` is divided in proportion to each kind's own time."""
     sums, kinds = defaultdict[str, Account](Account), Kinds(trace)
     for copy in trace.copies:
         sums[copy_account(copy, kinds)].add(copy.kind, copy.duration)
@@ -228,61 +228,64 @@ def _copies(trace: Trace, exposed_us: float) -> dict[str, Account]:
 
 
 def copy_account(copy: Copy, kinds: Kinds) -> str:
-    """The account of a copy: its direction and whether memory of the host is pageable; the operator's within a device.
+    """The account of a copy.
 
-    kinds: of the trace that the copy is in
+    A copy within the device belongs to the account of its operator. Any other account names the copy's direction, and
+    pageable host memory.
+
+    kinds: accounts of the operators of the copy's trace
     """
     if copy.kind == "DtoD" and copy.op is not None and (name := kinds.of(copy.op)) is not None:
         return name
     return ("pageable " if copy.pageable else "") + _COPIES.get(copy.kind, "fills")
 
 
-def _gaps(trace: Trace, found: Breakdown) -> dict[str, Account]:
-    """Gaps of the breakdown; of those in which the host was dispatching, long Python and compilation stand apart."""
-    steps, gaps = len(trace.steps), {name: Account(found.us(name)) for name in GAPS}
+def _gaps(trace: Trace, split: Breakdown) -> dict[str, Account]:
+    """Gaps of the breakdown; compilation, operators on the host and long Python are taken out of the dispatch gaps."""
+    steps, gaps = len(trace.steps), {name: Account(split.us(name)) for name in GAPS}
     busy = Union([*(k.interval for k in trace.kernels), *(c.interval for c in trace.copies)])
     traced = sum(end - start for start, end in busy.gaps(*trace.window)) / steps
-    traced -= found.us("launch_gap") + found.us("other")
-    scale = found.host_late * found.wall_us / traced if traced > 0 else 0.0  # tracing slows the host
-    left = found.us("dispatch")
+    traced -= split.us("launch_gap") + split.us("other")
+    scale = split.host_late * split.wall_us / traced if traced > 0 else 0.0  # tracing slows the host
+    left = split.us("dispatch")
     spans_of = {COMPILATION: compiling(trace), HOST_OPERATORS: on_host(trace), PYTHON: long_python(trace)}
     for name, spans in spans_of.items():
         idle = sum(end - start - busy.within(start, end) for start, end in spans) / steps
         us = min(left, scale * idle)
         gaps[name] = Account(us, len(list(spans)) / steps)
         left -= us
-    return {**gaps, "dispatch": Account(left, found.launches or 0.0)}
+    return {**gaps, "dispatch": Account(left, split.launches or 0.0)}
 
 
 def compiling(trace: Trace) -> Union:
-    """When torch.compile compiled: versions of torch mark it as a range or as an operator."""
+    """When torch.compile compiled; torch marks this as a range or, in other versions, as an operator."""
     return Union(span.interval for span in (*trace.annotations, *trace.ops) if _COMPILING.match(span.name))
 
 
 def on_host(trace: Trace) -> Union:
-    """When operators themselves computed on the host for long, though the step has a GPU: without a CUDA call."""
+    """When operators of a step with a GPU computed on the host for at least `LONG_US`, without a CUDA call."""
     inside: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for op in trace.ops:
         inside[op.parent].append(op.interval)
     calls = Union(call.interval for call in trace.api)
-    found = []
+    spans = []
     compilation = compiling(trace)
     for index, op in enumerate(trace.ops):
         if op.self_us >= LONG_US and not _calls_python(op) and not compilation.holds(op.start):
             own = Union([*inside[index], *calls.overlapping(op.start, op.end)]).gaps(op.start, op.end)
-            found += [gap for gap in own if gap[1] - gap[0] >= LONG_US]
-    return Union(found)
+            spans += [gap for gap in own if gap[1] - gap[0] >= LONG_US]
+    return Union(spans)
 
 
 def _calls_python(op: Op) -> bool:
-    """Whether what the operator does itself is Python: an autograd function, or the way into compiled code."""
+    """Whether the operator's own time is Python: of an autograd function, or of the entry into compiled code."""
     return "::" not in op.name or op.name.startswith(BACKWARD) or category(op.name) in ("autograd", "compiled")
 
 
 def long_python(trace: Trace) -> Union:
-    """When the stepping thread was in no operator, no CUDA call and no loader for long at a time.
+    """When the stepping thread was in no operator, CUDA call or loader for at least `LONG_US`.
 
-    Beside a GPU, Python inside of autograd functions counts, too; on a CPU that is time of operators.
+    With a GPU, Python inside autograd functions counts too; on a CPU it is time of operators.
     """
     known = Union(
         [
@@ -292,20 +295,20 @@ def long_python(trace: Trace) -> Union:
             *compiling(trace),
         ]
     )
-    found = []
+    spans = []
     for step in trace.steps:
-        found += [gap for gap in known.gaps(step.start, step.end) if gap[1] - gap[0] >= LONG_US]
-    return Union(found)
+        spans += [gap for gap in known.gaps(step.start, step.end) if gap[1] - gap[0] >= LONG_US]
+    return Union(spans)
 
 
-def _of_cpu(trace: Trace, found: Breakdown) -> dict[str, Account]:
-    """Operators' own time on the host; what passes outside them, and in the loader, as in the breakdown."""
+def _of_cpu(trace: Trace, split: Breakdown) -> dict[str, Account]:
+    """Operators' own time on the host; time outside operators and in the loader comes from the breakdown."""
     steps, kinds, sums = len(trace.steps), Kinds(trace), defaultdict[str, Account](Account)
     for index, op in enumerate(trace.ops):
         sums[kinds.at(index)].add(op.name, op.self_us)
     own = sum(account.us for account in sums.values()) / steps
-    outside, loading = found.us(OUTSIDE), found.us("data_loading")
-    inside = found.wall_us - outside - loading
+    outside, loading = split.us(OUTSIDE), split.us("data_loading")
+    inside = split.wall_us - outside - loading
     named = {name: a.per_step(steps, inside / own if own else 0.0) for name, a in sums.items()}
     spans = long_python(trace)
     long_us = min(spans.total / steps, outside)
@@ -317,5 +320,5 @@ def _of_cpu(trace: Trace, found: Breakdown) -> dict[str, Account]:
         "data_loading": Account(loading),
         COMPILATION: Account(inside_us + compile_us, len(list(compiling(trace))) / steps),
         PYTHON: Account(long_us, len(list(spans)) / steps),
-        OUTSIDE: Account(outside - long_us - compile_us, found.ops),
+        OUTSIDE: Account(outside - long_us - compile_us, split.ops),
     }

@@ -1,4 +1,4 @@
-"""Lives of allocations: from the events of an allocator, and what each piece of memory was seen to hold.
+"""Lives of allocations, from the events of an allocator, and the tensors that were seen in each allocation.
 
 Nothing here needs a GPU: a snapshot is the dictionary of `torch.cuda.memory._snapshot`.
 """
@@ -33,7 +33,11 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """Memory from its allocation to its release: indices of events, -1 for before the first, None for never."""
+    """One allocation, from its allocation event to its release.
+
+    born: index of the allocation event; -1: before the first event
+    died: index of the release event; None: never released
+    """
 
     address: int
     bytes: int
@@ -52,8 +56,9 @@ class Life:
 class Sighting:
     """A tensor that was seen at an address.
 
-    at:     number of events before
-    shape:  with dtype and place in the program, of tensors that are kept for backward; compiled: by torch.compile
+    at:       number of events before the sighting
+    shape, dtype, module, where: known for tensors that are saved for backward
+    compiled: saved by code of torch.compile
     """
 
     at: int
@@ -69,7 +74,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A module's forward call, from and to a number of events."""
+    """A module's forward call; `begin` and `end` count the events before its start and its end."""
 
     begin: int
     end: int
@@ -78,9 +83,9 @@ class Call:
 
 @dataclass
 class History:
-    """Events of the recorded steps, and memory that was there before.
+    """Events of the recorded steps, and allocations that are older.
 
-    before:  allocations by address
+    before:  older allocations by address
     pooled:  addresses in private pools of CUDA graphs
     """
 
@@ -90,15 +95,15 @@ class History:
 
     def lives(self) -> list[Life]:
         """Every piece of memory that is alive at any time, by birth."""
-        born = dict.fromkeys(self.before, -1)  # addresses in use
-        found = []
+        born = dict.fromkeys(self.before, -1)  # index of birth by address in use
+        lives_ = []
         for index, event in enumerate(self.events):
-            if event.address in born:  # released, or given out anew where nothing reported the release
-                found.append(self._life(event.address, born.pop(event.address), index))
+            if event.address in born:  # released, or allocated again without a reported release
+                lives_.append(self._life(event.address, born.pop(event.address), index))
             if event.bytes > 0:
                 born[event.address] = index
-        found += [self._life(address, index, None) for address, index in born.items()]
-        return sorted(found, key=lambda life: life.born)
+        lives_ += [self._life(address, index, None) for address, index in born.items()]
+        return sorted(lives_, key=lambda life: life.born)
 
     def _life(self, address: int, born: int, died: int | None) -> Life:
         event = self.before[address] if born < 0 else self.events[born]
@@ -119,7 +124,7 @@ def history_of(snapshot: Mapping[str, Any], device: int) -> History:
         for address, block in _blocks(segment)
         if block["state"] == "active_allocated"
     }
-    found = History(
+    history = History(
         pooled={
             address
             for segment in segments
@@ -131,31 +136,31 @@ def history_of(snapshot: Mapping[str, Any], device: int) -> History:
     for entry in snapshot["device_traces"][device]:
         address, size = entry.get("addr", 0), entry["size"]
         if entry["action"] == "alloc":
-            last[address] = len(found.events)
+            last[address] = len(history.events)
             frames = ((frame["filename"], frame["line"]) for frame in entry.get("frames", ()))
-            found.events.append(Event(address, _rounded(size), size, user_line(frames)))
+            history.events.append(Event(address, _rounded(size), size, user_line(frames)))
         elif entry["action"] == "free_requested":
             if last.pop(address, None) is None:
-                found.before[address] = Event(address, _rounded(size), size)
-            found.events.append(Event(address, -_rounded(size), size))
+                history.before[address] = Event(address, _rounded(size), size)
+            history.events.append(Event(address, -_rounded(size), size))
     for address, block in blocks.items():
         if address in last:
-            event = found.events[last[address]]
-            found.events[last[address]] = Event(address, block["size"], event.requested, event.where)
+            event = history.events[last[address]]
+            history.events[last[address]] = Event(address, block["size"], event.requested, event.where)
         else:
-            found.before[address] = Event(address, block["size"], block.get("requested_size", 0))
-    return found
+            history.before[address] = Event(address, block["size"], block.get("requested_size", 0))
+    return history
 
 
 def largest_free(snapshot: Mapping[str, Any], device: int) -> int:
-    """Bytes of the largest block that is reserved and free."""
+    """Bytes of the largest free block of reserved memory."""
     segments = [segment for segment in snapshot["segments"] if segment.get("device", device) == device]
     free = [block["size"] for segment in segments for _, block in _blocks(segment) if block["state"] == "inactive"]
     return max(free, default=0)
 
 
 def _blocks(segment: Mapping[str, Any]) -> Iterable[tuple[int, Mapping[str, Any]]]:
-    """Blocks with their addresses, which older versions leave out: blocks lie side by side."""
+    """Blocks with their addresses. Older versions of torch omit addresses; blocks are contiguous."""
     address = segment["address"]
     for block in segment["blocks"]:
         yield block.get("address", address), block
@@ -168,14 +173,14 @@ def _rounded(size: int) -> int:
 
 # --- what memory holds -----------------------------------------------------------------------------------------
 
-PRECEDENCE = (  # of categories, where memory was seen as several
+PRECEDENCE = (  # the first of several categories that one allocation was seen as counts
     "tool", "parameters", "optimizer_state", "inputs", "gradients", "static_buffers", "activations", "outputs",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Held:
-    """A life and what it holds: the sighting that decides its category, and all sightings by autograd."""
+    """A life with the sighting that decides its category (`seen`) and all sightings by autograd (`saved`)."""
 
     life: Life
     seen: Sighting | None
@@ -183,7 +188,7 @@ class Held:
 
 
 def identify(lives: Sequence[Life], sightings: Iterable[Sighting]) -> list[Held]:
-    """Each life with what was seen in it; a sighting of memory that no life covers is dropped."""
+    """Each life with its sightings; a sighting that no life covers is dropped."""
     by_address: dict[int, list[int]] = defaultdict(list)
     for index, life in enumerate(lives):
         by_address[life.address].append(index)
@@ -209,14 +214,14 @@ def modules_at(calls: Sequence[Call], moments: Sequence[int]) -> dict[int, str]:
     """The innermost module that was being called when each event happened; events outside calls are left out.
 
     Args:
-        calls: In any order; they nest.
+        calls: Nested calls, in any order.
         moments: Indices of events, ascending.
     """
-    found: dict[int, str] = {}
+    modules: dict[int, str] = {}
     for call in sorted(calls, key=lambda call: call.begin - call.end):  # the longest first: inner ones overwrite
         for index in moments[bisect_left(moments, call.begin) : bisect_left(moments, call.end)]:
-            found[index] = call.module
-    return found
+            modules[index] = call.module
+    return modules
 
 
 # --- lines of code ---------------------------------------------------------------------------------------------
@@ -226,7 +231,7 @@ _LIBRARY = re.compile(
     r"(torch|triton|concurrent|multiprocessing|importlib|optexp/(?!workloads/|strategies/|kernels/)\w+)(/|\.py$)"
     r"|optexp/__|<|frozen |\S*/lib/python3\.\d+/"
 )
-LONG = 36  # characters of a file's name
+LONG = 36  # characters: longer file names are shortened
 
 
 def user_line(frames: Iterable[tuple[str, int]]) -> str:

@@ -1,4 +1,4 @@
-"""Traces that others recorded: any Chrome trace of torch.profiler, gzipped or not."""
+"""Traces that optexp did not record: any Chrome trace of torch.profiler, gzipped or not."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def read(path: Path, step: str | None = None) -> Trace:
     """The trace in a file, in steps.
 
     Args:
-        step: Regular expression for the whole name of the ranges that are steps. By default ours, else those of
-            `torch.profiler.profile.step()`, else all of the trace is one step.
+        step: Regular expression for the whole name of the ranges that are steps. None: ranges of optexp, else those of
+            `torch.profiler.profile.step()`, else the whole trace is one step.
 
     Raises:
         ConfigError: There is no such file, it is no trace, or no range has such a name.
@@ -51,11 +51,11 @@ def _without_marks(events: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str,
 
 
 def _marks(events: Sequence[Mapping[str, Any]], step: str | None) -> list[Mapping[str, Any]]:
-    """The steps as ranges of ours."""
+    """The steps as ranges with optexp's name for a step."""
     ranges = [e for e in events if e.get("ph") == "X" and e.get("cat") == "user_annotation"]
     for pattern in (step,) if step else (re.escape(STEP), PROFILER_STEP):
-        if found := [e for e in ranges if re.fullmatch(pattern, str(e["name"]))]:
-            return [{**event, "name": STEP} for event in found]
+        if steps := [e for e in ranges if re.fullmatch(pattern, str(e["name"]))]:
+            return [{**event, "name": STEP} for event in steps]
     if step:
         raise ValueError(f"no range has a name that {step!r} matches")
     spans = [(float(e["ts"]), float(e["ts"]) + float(e.get("dur", 0))) for e in events if e.get("cat") in ON_HOST]

@@ -21,7 +21,7 @@ class AtenEntry:
     """An operator's entry.
 
     line:   of the file, counted from 1
-    schema: arguments and results, as written there
+    schema: arguments and results, as the file writes them
     cuda:   the C++ function that computes it on a GPU; empty where it is composed of other operators
     """
 
@@ -55,7 +55,7 @@ def entries() -> Mapping[str, AtenEntry]:
     path = Path(folders[0]) / FILE if folders else None
     if path is None or not path.is_file():
         return {}
-    found: dict[str, AtenEntry] = {}
+    by_name: dict[str, AtenEntry] = {}
     delegates: dict[str, str] = {}
     name, schema, line, block = "", "", 0, list[str]()
 
@@ -63,7 +63,7 @@ def entries() -> Mapping[str, AtenEntry]:
         if name:
             text = "\n".join(block)
             cuda = re.search(r"^ {4}(?:\w+, )*CUDA(?:, \w+)*: (\w+)", text, re.MULTILINE)
-            found[name] = AtenEntry(line, schema, cuda[1] if cuda else "")
+            by_name[name] = AtenEntry(line, schema, cuda[1] if cuda else "")
             if delegate := re.search(r"^ {2}structured_delegate: (\S+)", text, re.MULTILINE):
                 delegates[name] = delegate[1]
 
@@ -75,13 +75,13 @@ def entries() -> Mapping[str, AtenEntry]:
             block.append(text)
     keep()
     for name, other in delegates.items():
-        if not found[name].cuda and other in found:
-            found[name] = AtenEntry(found[name].line, found[name].schema, found[other].cuda)
-    return found
+        if not by_name[name].cuda and other in by_name:
+            by_name[name] = AtenEntry(by_name[name].line, by_name[name].schema, by_name[other].cuda)
+    return by_name
 
 
 def entry(operator: str) -> AtenEntry | None:
-    """The entry of an operator as a trace names it ("aten::gelu"): its overload without a name, else the first.
+    """The entry of an operator, by its name in a trace ("aten::gelu"): the unnamed overload, else the first one.
 
     None for operators of other libraries.
     """
@@ -90,4 +90,4 @@ def entry(operator: str) -> AtenEntry | None:
         return None
     if (plain := entries().get(name)) is not None:
         return plain
-    return next((found for full, found in entries().items() if full.partition(".")[0] == name), None)
+    return next((candidate for full, candidate in entries().items() if full.partition(".")[0] == name), None)

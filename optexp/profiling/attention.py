@@ -1,4 +1,4 @@
-"""Attention that a program computes itself: a product, a softmax over its result, and a product with that."""
+"""Attention written out by a program: a GEMM, a softmax over its result, and a second GEMM."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from optexp.profiling.intervals import Union
 from optexp.trace import Op, Trace
 
 PRODUCT = "aten::bmm"
-NEAR = 400  # operators between a softmax and its products, at most: masks, scales, dropout and what they call
+NEAR = 400  # most operators between a softmax and its GEMMs: masks, scales, dropout and operators that these call
 
 
 def by_hand(trace: Trace) -> Union:
-    """When attention was asked for by hand, from the start of its first product to the end of its last.
+    """Host time of each attention written out, from the start of its first GEMM to the end of its second.
 
-    The products are told by their shapes: the softmax of [..., n, m] reads what a product of [b, n, k] and [b, k, m]
-    has written, and a product of [b, n, m] and [b, m, k] reads what it writes.
+    Shapes identify the GEMMs: a softmax of [..., n, m] reads the result of a GEMM of [b, n, k] and [b, k, m], and a
+    GEMM of [b, n, m] and [b, m, k] reads the result of the softmax.
     """
-    found = []
+    spans = []
     for index, op in enumerate(trace.ops):
         shape = _shape(op, 0) if op.name == "aten::_softmax" else ()
         if len(shape) < 3:
@@ -26,19 +26,19 @@ def by_hand(trace: Trace) -> Union:
         before = _product(trace.ops[max(index - NEAR, 0) : index][::-1], shape, written=True)
         after = _product(trace.ops[index + 1 : index + 1 + NEAR], shape, written=False)
         if before is not None and after is not None:
-            found.append((before.start, after.end))
-    return Union(found)
+            spans.append((before.start, after.end))
+    return Union(spans)
 
 
 def kernel_us(trace: Trace, spans: Union) -> float:
-    """µs of a step with kernels of operators inside the spans."""
+    """µs per step in which kernels ran that operators inside the spans launched."""
     inside = (k for k in trace.kernels if k.op is not None and spans.holds((k.op.start + k.op.end) / 2))
-    ours = Union(kernel.interval for kernel in inside)
-    return ours.total / len(trace.steps)
+    busy = Union(kernel.interval for kernel in inside)
+    return busy.total / len(trace.steps)
 
 
 def _product(near: Sequence[Op], shape: tuple[int, ...], written: bool) -> Op | None:
-    """The nearest product that writes, or first reads, a matrix of this shape in each batch."""
+    """The nearest GEMM whose result (`written`), or else whose first operand, has this shape."""
     batch, (rows, columns) = prod(shape[:-2]), shape[-2:]
     for op in near:
         if op.name == PRODUCT:
@@ -52,6 +52,6 @@ def _product(near: Sequence[Op], shape: tuple[int, ...], written: bool) -> Op | 
 
 
 def _shape(op: Op, index: int) -> tuple[int, ...]:
-    """Of an input with two dimensions at least; () without one."""
+    """The shape of an input with at least two dimensions; () without such an input."""
     shape = tuple(op.inputs[index][1]) if len(op.inputs) > index else ()
     return shape if len(shape) >= 2 else ()

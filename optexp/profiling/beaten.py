@@ -1,4 +1,4 @@
-"""Ceilings of a CPU that something beats: they were measured beside other programs, and no bound follows from them."""
+"""Ceilings of a CPU that a measurement beats: other programs slowed the calibration, so no bound may use them."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from optexp.profiling.work import amount
 from optexp.records.profile import Calibration
 from optexp.trace import Trace
 
-OVER = 1.1  # of a ceiling: what a smaller or larger product than the calibration's may reach
-COPIED_BYTES = 64 * 2**20  # by the calibration's copy: an operator that moves less may find its tensors in a cache
-READ_ALONE = 2.0  # times a copy's bandwidth: a copy also reads what it overwrites
+OVER = 1.1  # over a ceiling: a GEMM of another size than the calibration's may reach this
+COPIED_BYTES = 64 * 2**20  # moved by the calibration's copy; tensors of an operator that moves less may be in a cache
+READ_ALONE = 2.0  # bandwidth of reading alone, over a copy's: a copy also reads its target before it overwrites it
 
 
 def by_operators(ceilings: Calibration, trace: Trace) -> Calibration:
-    """A CPU's ceilings, no lower than what a traced operator reached; with a doubt where one is far above them."""
+    """A CPU's ceilings, raised to the rates of traced operators; with a doubt where an operator beats them by far."""
     if ceilings.device != "cpu":
         return ceilings
     rate, doubt = ceilings.matrix.get("float32", 0.0), ceilings.doubt
     highest = rate
-    for found in points(trace, ceilings):
-        if found.rate and found.ceiling == rate and found.rate > highest:
-            highest = found.rate
+    for point in points(trace, ceilings):
+        if point.rate and point.ceiling == rate and point.rate > highest:
+            highest = point.rate
             if highest > OVER * rate:
-                doubt = doubt or _beats(found.name, f"{amount(highest)}FLOP/s", f"{amount(rate)}FLOP/s")
-        speed, copied = found.bandwidth or 0.0, ceilings.bandwidth
-        if found.bytes > COPIED_BYTES * found.calls and speed > OVER * READ_ALONE * copied:
-            doubt = doubt or _beats(found.name, f"{amount(speed)}B/s", f"{amount(copied)}B/s")
+                doubt = doubt or _beats(point.name, f"{amount(highest)}FLOP/s", f"{amount(rate)}FLOP/s")
+        speed, copied = point.bandwidth or 0.0, ceilings.bandwidth
+        if point.bytes > COPIED_BYTES * point.calls and speed > OVER * READ_ALONE * copied:
+            doubt = doubt or _beats(point.name, f"{amount(speed)}B/s", f"{amount(copied)}B/s")
     matrix = {**ceilings.matrix, "float32": highest} if highest else ceilings.matrix
     return replace(ceilings, matrix=matrix, doubt=doubt)
 
 
 def by_step(arm: str, step_us: float, bound_us: float) -> str:
-    """The doubt where a measured step is shorter than the bound; else empty."""
+    """The doubt that follows from a measured step shorter than its bound; else empty."""
     if step_us >= bound_us:
         return ""
     return f"the {arm}'s step is {bound_us / step_us:.2g} times faster than this machine's measured ceilings allow"
 
 
 def together(earlier: Calibration | None, later: Calibration) -> Calibration:
-    """The highest figures of a CPU's two calibrations; a doubt stays. A GPU's later one."""
+    """The higher figures of a CPU's two calibrations, with the doubt of either; of a GPU's two, the later one."""
     if earlier is None or later.device != "cpu":
         return later
     names = {*earlier.matrix, *later.matrix}

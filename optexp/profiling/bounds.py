@@ -1,4 +1,4 @@
-"""Lower bounds of a step's time: from its own trace, if one kind of waiting were gone, and from physics alone."""
+"""Lower bounds of a step's time: from its trace, without one kind of waiting, and from physics alone."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from optexp.profiling.work import amount
 from optexp.records.profile import Calibration
 from optexp.records.roofline import PhysicalBound, StepWork
 
-ON_CPU = 0.5  # instead of MARGIN: a copy there reads its target, too
+ON_CPU = 0.5  # in place of MARGIN: a CPU's copy also reads its target, so the calibrated bandwidth is too low
 SIZES = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
-EIGHT_BITS = 2  # of bfloat16's limits: 8-bit numbers keep them at times, at twice the rate and half the size
-SHORT_SUMS = 2  # some cards sum products of float16 in float16, at twice the rate
+EIGHT_BITS = 2  # 8-bit numbers, at twice the rate and half the size, may stay within bfloat16's limits
+SHORT_SUMS = 2  # some cards accumulate float16 GEMMs in float16, at twice the rate
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Bound:
     """A lower bound of a step's time, in µs.
 
     text:      the assumption, in words
-    device_us: of it, work of the device; 0 on a CPU; None where that is not told, so that no stack can count on it
-    least_us:  of the host, in any case
+    device_us: the device's part of `us`; 0 on a CPU; None where unknown: bounds of a stack cannot be combined then
+    least_us:  host time that the step needs in any case
     """
 
     text: str
@@ -33,32 +33,33 @@ class Bound:
 
 
 def bounds(breakdown: Breakdown) -> list[Bound]:
-    """Bounds of a step on a GPU, the loosest first; empty on a CPU, where work and waiting are not told apart."""
+    """Bounds of a step on a GPU, the loosest first; empty on a CPU, whose traces mix work and waiting."""
     if breakdown.busy is None:
         return []
     whole, terms = breakdown.wall_us, breakdown.terms
     kernels = breakdown.kernel_share
-    found = [
+    bounds_ = [
         Bound("the host is never late", whole * (1 - breakdown.host_late)),
         Bound("copies are hidden behind kernels", whole * (1 - terms["exposed_copies"])),
         Bound("the GPU is never idle", whole * breakdown.busy),
         Bound("nothing but the kernels as they are", whole * kernels),
     ]
-    return sorted((bound for bound in found if bound.us < 0.995 * whole), key=lambda bound: -bound.us)
+    return sorted((bound for bound in bounds_ if bound.us < 0.995 * whole), key=lambda bound: -bound.us)
 
 
 def physical(work: StepWork, calibration: Calibration, given: str, promised: str | None = None) -> PhysicalBound:
-    """The time that no honest program needs less of, by this device's measured ceilings.
+    """The least time of any honest program for this step, by this device's measured ceilings.
 
-    A true bound rather than a close one: the step's own work counts only as far as it cannot be left out (see
-    `optexp.profiling.necessary_work`); bytes only beyond the caches, which may keep some from step to step; state and
-    results in the narrowest numbers that the promise allows; flops at the fastest rate that it allows; the ceilings
-    are measured and are beaten on a good day, so that a margin is taken off. Memory and arithmetic may overlap, and
-    so may arithmetic of several dtypes: the longest of them counts, not their sum.
+    The bound prefers safety to tightness:
+    - Only necessary work counts (see `optexp.profiling.necessary_work`).
+    - Bytes that fit in the caches do not count, as caches may keep them from step to step.
+    - State and results are stored in the narrowest numbers, and flops run at the fastest rate, that the promise allows.
+    - A margin is taken off, as a good run beats the measured ceilings.
+    - Memory traffic and the arithmetic of each dtype may overlap: the longest counts, not the sum.
 
     Args:
         given: The program's own dtype.
-        promised: The dtype by whose limits results are judged, where it is another ("tf32" too).
+        promised: The dtype whose limits the results must meet, if it differs from `given` ("tf32" too).
     """
     if work.reason:
         return PhysicalBound(reason=work.reason)
@@ -87,8 +88,8 @@ def physical(work: StepWork, calibration: Calibration, given: str, promised: str
 
 
 def fastest(dtype: str, rates: Mapping[str, float], promised: str | None, on_cpu: bool) -> float:
-    """The highest flop/s at which products of a dtype may be computed under a promise; 0 where it is not known."""
-    if on_cpu:  # 16 bits are calibrated by a product too small to be a ceiling
+    """The highest flop/s of a dtype's GEMMs that a promise allows; 0 where it is not known."""
+    if on_cpu:  # the calibration's 16-bit GEMM is too small to give a ceiling
         return rates.get("float32", 0.0) if dtype in ("float32", "tf32") and promised in (None, "tf32") else 0.0
     own = {"float32": float32_rate(rates), "tf32": max(float32_rate(rates), rates.get("tf32", 0.0))}
     known = own.get(dtype, rates.get(dtype, 0.0))

@@ -18,9 +18,9 @@ HOST_LATE = ("data_loading", "synchronisation", "allocation", "dispatch")  # gap
 GAPS = (*HOST_LATE, "launch_gap", "other")
 OUTSIDE = "outside_ops"
 
-SLOWED = 1.2  # a profiled step this much slower than a timed one: tracing stretched what the host does
-NOT_LATE = 0.05  # share of gaps in a step, below which the host counts as never late
-PIPELINE_US = 10.0  # longest gap that the GPU itself needs to start a kernel that is queued
+SLOWED = 1.2  # profiled step over timed step, above which tracing counts as having slowed the host
+NOT_LATE = 0.05  # share of the step in host-late gaps, below which the host counts as never late
+PIPELINE_US = 10.0  # longest gap in which the GPU starts a queued kernel
 
 SYNCHRONISE = re.compile(r"cu(da)?(\w*Synchronize|Memcpy)$")
 ALLOCATE = re.compile(r"cu(da)?(Malloc|Free|Host(Alloc|Register)|Mem(Create|Release|Map|Unmap|SetAccess|Alloc|Free))")
@@ -28,7 +28,7 @@ ALLOCATE = re.compile(r"cu(da)?(Malloc|Free|Host(Alloc|Register)|Mem(Create|Rele
 
 @dataclass(frozen=True)
 class Breakdown:
-    """One step. `terms` are its fractions, which add up to 1; counts are per step.
+    """One step's time by terms: fractions that add up to 1. Counts are per step.
 
     On a GPU the terms are kernel classes, exposed copies and gaps. Without GPU work they are the operators' own time by
     category and the time outside all operators, and every field about the GPU is None.
@@ -46,8 +46,8 @@ class Breakdown:
     graph_launches: float | None = None
     graph_kernels: float | None = None
     median_kernel_us: float | None = None
-    enqueue: float | None = None  # share of the profiled step in which the host worked and did not wait
-    synchronisations: float | None = None  # in which the host waited for the device
+    enqueue: float | None = None  # share of the profiled step in which the host did not wait for the device
+    synchronisations: float | None = None  # calls in which the host waited for the device
     pageable: float | None = None  # share of the step spent in copies from or to pageable memory
 
     @property
@@ -67,7 +67,7 @@ class Breakdown:
         return self.terms.get(term, 0.0) * self.wall_us
 
     def metrics(self) -> dict[str, float]:
-        """Flat numbers for the tracker; what does not apply is left out."""
+        """Flat numbers for the tracker, without those that do not apply."""
         summary = {
             "gpu_busy": self.busy,
             "kernels": self.kernels,
@@ -88,12 +88,13 @@ class Breakdown:
 
 
 def breakdown(trace: Trace, calibration: Calibration | None = None, beside: Trace | None = None) -> Breakdown:
-    """Split the trace's steps into terms; kernels are classed by the device's measured ceilings where there are any.
+    """Split the trace's steps into terms.
 
-    beside: a trace of the same work launched kernel by kernel, by which kernels inside a graph are classed
+    calibration: measured ceilings of the device, which class its kernels; None: kernels are classed by their launches
+    beside:      a trace of the same work without a graph: it classes the kernels that a graph launches
     """
-    found = _gpu(trace, calibration, beside) if trace.has_gpu else _cpu(trace)
-    return replace(found, matrix_flop=matrix_flop(trace))
+    split = _gpu(trace, calibration, beside) if trace.has_gpu else _cpu(trace)
+    return replace(split, matrix_flop=matrix_flop(trace))
 
 
 def _gpu(trace: Trace, calibration: Calibration | None, beside: Trace | None) -> Breakdown:
@@ -131,40 +132,40 @@ def _gpu(trace: Trace, calibration: Calibration | None, beside: Trace | None) ->
     )
 
 
-def fitted(found: Breakdown, step_us: float) -> Breakdown:
-    """The breakdown of a traced step, scaled to the timed step.
+def fitted(split: Breakdown, step_us: float) -> Breakdown:
+    """Scale the breakdown of a traced step to the timed step.
 
-    Tracing slows the host, starts of kernels a little, and kernels not at all: gaps in which the host was late shrink
-    first, then the others. Where the timed step is longer, its host was slower: only gaps in which it was late grow.
-    On a CPU tracing slows everything.
+    Tracing slows the host most, starts of kernels a little, and kernels not at all. If the timed step is shorter,
+    host-late gaps shrink first, then the other gaps. If it is longer, its host was slower: only host-late gaps grow.
+    On a CPU tracing slows everything, so all terms keep their shares.
     """
-    if found.busy is None:
-        return replace(found, wall_us=step_us)
-    us = {name: found.us(name) for name in found.terms}
-    excess = found.wall_us - step_us
+    if split.busy is None:
+        return replace(split, wall_us=step_us)
+    us = {name: split.us(name) for name in split.terms}
+    excess = split.wall_us - step_us
     for names in (HOST_LATE, GAPS) if excess > 0 else (HOST_LATE,):
         gaps = sum(us.get(name, 0.0) for name in names)
-        if gaps < (NOT_LATE * found.wall_us if excess < 0 else 1e-9):
+        if gaps < (NOT_LATE * split.wall_us if excess < 0 else 1e-9):
             continue
         change = min(excess, gaps)
         us |= {name: us[name] * (1 - change / gaps) for name in names if name in us}
         excess -= change
     whole = sum(us.values())
-    longer = found.wall_us / whole
+    longer = split.wall_us / whole
     terms = {name: value / whole for name, value in us.items()}
     return replace(
-        found, wall_us=whole, terms=terms, busy=found.busy * longer, pageable=(found.pageable or 0.0) * longer
+        split, wall_us=whole, terms=terms, busy=split.busy * longer, pageable=(split.pageable or 0.0) * longer
     )
 
 
 def _kernel_terms(classes: Mapping[str, float], on_gpu: float) -> dict[str, float]:
-    """Time with a kernel running, by class; kernels that run side by side share it."""
+    """Divide the time with a kernel running among the classes, in proportion to their kernels' own time."""
     together = sum(classes.values())
     return {name: on_gpu * value / together if together else 0.0 for name, value in classes.items()}
 
 
 def _gap_terms(trace: Trace, busy: Union) -> dict[str, float]:
-    """µs of the gaps by cause: work of the host that delayed the next launch, or the GPU's own start of a kernel."""
+    """µs of the gaps by cause: host work that delayed the next launch, or the GPU's own start of a queued kernel."""
     gpu_work: list[Kernel | Copy] = [*trace.kernels, *trace.copies]
     next_work = {work.start: work for work in gpu_work}
     loading = loader_spans(trace)
@@ -178,7 +179,7 @@ def _gap_terms(trace: Trace, busy: Union) -> dict[str, float]:
             us["launch_gap" if end - start <= PIPELINE_US else "other"] += end - start
             continue
         load, allocate = loading.within(start, end), allocating.within(start, end)
-        # A host that waited when the GPU ran out of work would else have been ahead: the wait caused the whole gap.
+        # Where the host was waiting as the GPU ran out of work, the wait caused the whole gap.
         wait = end - start if waiting.holds(start) else late.within(start, end)
         us["data_loading"] += load
         us["allocation"] += allocate - load
@@ -187,17 +188,17 @@ def _gap_terms(trace: Trace, busy: Union) -> dict[str, float]:
     if us["synchronisation"]:
         behind, other = _behind(trace, busy, waiting), us["data_loading"] + us["allocation"]
         both = us["synchronisation"] + us["dispatch"]
-        # Without waits dispatch would take at most `behind`, and at least `behind` less the host's other delays.
+        # If the host never waited, dispatch gaps would last at most `behind`, and at least `behind` − other delays.
         us["dispatch"] = min(max(us["dispatch"], min(behind - other, both)), behind)
         us["synchronisation"] = both - us["dispatch"]
     return us
 
 
 def _behind(trace: Trace, busy: Union, waiting: Union) -> float:
-    """µs by which the host's own work exceeds the GPU's: gaps that a host without waits would leave, too.
+    """µs by which the host's own work exceeds the GPU's: gaps that remain if the host never waits.
 
-    After a wait the host has no lead, so the wait causes the gaps between the next launches. Tracing lengthens the
-    host's work as it lengthens the step.
+    After a wait the host has no lead, so that wait causes the gaps between the next launches. The host's work is
+    scaled to the timed step, as tracing lengthens both alike.
     """
     steps = Union(step.interval for step in trace.steps)
     own = steps.total - sum(waiting.within(*step) for step in steps)
@@ -207,7 +208,7 @@ def _behind(trace: Trace, busy: Union, waiting: Union) -> float:
 
 
 def _scale_host(us: dict[str, float], timed: float) -> None:
-    """Shrink the host's terms until the step is as long as the timed one, as tracing slows the host and not the GPU."""
+    """Shrink the host's terms until the step is as long as the timed one: tracing slows the host, not the GPU."""
     host = sum(us[name] for name in HOST_LATE)
     if host:
         factor = max(timed - (sum(us.values()) - host), 0.0) / host
@@ -237,5 +238,5 @@ def _cpu(trace: Trace) -> Breakdown:
 
 
 def loader_spans(trace: Trace) -> Union:
-    """The time in which a step waited for a DataLoader's next batch, or made it."""
+    """When a step waited for a DataLoader's next batch, or made that batch itself."""
     return Union(s.interval for s in trace.annotations if s.name.startswith("enumerate(DataLoader"))

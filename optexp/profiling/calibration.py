@@ -1,4 +1,4 @@
-"""What this very device can do, measured once and cached: datasheets are never used."""
+"""Ceilings of this device (bandwidth, flop/s, launch time), measured once and cached; datasheets are never used."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from optexp.measurement import clock
 from optexp.records.profile import Calibration
 from optexp.support.cache import kept
 
-CROWDED = 0.1  # share of a CPU's calibration without a core, from which on its figures are no ceilings
-_VERSION = 1  # of what is measured and how: an older cache entry is not read
+CROWDED = 0.1  # share of a CPU's calibration without a core, from which its figures are no ceilings
+_VERSION = 1  # of the measurement's method: cache entries of another version are not read
 
 
 def calibrate(device: torch.device, anew: bool = False, keep: bool = True) -> Calibration:
     """The device's ceilings, under 1.5 s on a GPU and 0.3 s on a CPU.
 
-    A GPU's are cached; a CPU's are measured anew, because whatever else it did at the time would stay in the cache.
+    A GPU's ceilings are cached. A CPU's are measured each time: the cache would keep the effect of other programs.
 
-    anew:  whatever the cache says
-    keep:  somebody else on the card makes it seem slower than it is, and that should not be kept
+    anew:  measure even if the cache holds ceilings
+    keep:  write the cache; False while another program on the card makes it seem slower than it is
     """
     if device.type != "cuda":
         return _measure_cpu()
@@ -40,7 +40,7 @@ def calibrate(device: torch.device, anew: bool = False, keep: bool = True) -> Ca
 
 
 def cached(path: Path) -> Calibration | None:
-    """What `path` holds, where that can be read."""
+    """The calibration in a file; None where it cannot be read."""
     try:
         return Calibration.from_dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
@@ -48,19 +48,19 @@ def cached(path: Path) -> Calibration | None:
 
 
 def of_device(name: str) -> Calibration | None:
-    """The latest calibration of a device of this name that this user's cache holds."""
+    """The latest calibration in this user's cache of a device with this name; None without one."""
     files = sorted(kept("calibration").parent.glob("calibration-*.json"), key=lambda file: file.stat().st_mtime)
     found = (cached(file) for file in reversed(files))
     return next((ceilings for ceilings in found if ceilings is not None and ceilings.device == name), None)
 
 
 def write(path: Path, measured: Calibration) -> None:
-    """For `cached`. A home that cannot be written to costs a second per run, nothing else."""
+    """Write a calibration for `cached`. A file that cannot be written is skipped: each run then measures again."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}")
         unfinished.write_text(json.dumps(measured.to_dict(), indent=2) + "\n")
-        unfinished.replace(path)  # at once: several arms may calibrate together
+        unfinished.replace(path)  # atomically: several arms may calibrate at the same time
 
 
 def _cache_file(device: torch.device) -> Path:
@@ -111,7 +111,7 @@ def _measure_gpu(device: torch.device) -> Calibration:
     host = torch.zeros(min(size, 32 * 2**20), dtype=torch.uint8)
     pinned = _upload_rate(host.pin_memory(), target)
     pageable = _upload_rate(host, target)
-    source = target = torch.empty(0)  # the products below need the memory
+    source = target = torch.empty(0)  # frees memory for the GEMMs below
 
     side = 8192 if free > 2**30 else 2048
     with _tf32(enabled=False):
@@ -132,21 +132,21 @@ def _upload_rate(host: torch.Tensor, target: torch.Tensor) -> float:
 
 
 def _matrix_rate(side: int, dtype: torch.dtype, device: torch.device) -> float:
-    """flop/s of a square product of random numbers: zeros draw less power and run faster than real work."""
+    """flop/s of a square GEMM of random numbers; zeros would draw less power and run faster than real work."""
     a = torch.rand(side, side, device=device).to(dtype)
     result = torch.empty_like(a)
     return 2 * side**3 / _seconds(lambda: torch.mm(a, a, out=result), device)
 
 
 def _seconds(work: Callable[[], object], device: torch.device, calls: int = 3) -> float:
-    """Seconds of one call, the best of three blocks: a ceiling is what the device can do when nothing disturbs it."""
+    """Seconds of one call, the best of three blocks: a ceiling is the rate of an undisturbed device."""
     work()
     return min(clock.device_step_s(work, calls, device) for _ in range(3))
 
 
 @contextmanager
 def _tf32(enabled: bool) -> Iterator[None]:
-    """TensorFloat-32 in matrix products on or off, and afterwards as it was."""
+    """Switch TensorFloat-32 in GEMMs on or off inside the block."""
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision
     matmul.fp32_precision = "tf32" if enabled else "ieee"

@@ -1,8 +1,8 @@
 """Causes of a difference between two steps: accounts of both, subtracted, in words.
 
-Each rule looks at one thing that people change (a graph, a compiler, another attention kernel, a dtype), and takes the
-accounts that it explains out of the ledger. What is left is said account by account, so that all causes together are
-the difference.
+Each rule covers one change (a graph, a compiler, another attention kernel, a dtype), and takes the accounts that it
+explains out of the ledger. Each account that is left becomes a cause of its own, so that all causes add up to the
+difference.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from optexp.records.difference import Cause
 from optexp.support.units import duration
 from optexp.trace import MATRIX_OPS, Trace
 
-NAMED = 2  # kernels or operators in a sentence
-MANY = 0.2  # of the launches: so many more or fewer are a cause
-LITTLE = 0.5  # of a call: the number of calls is the same
+NAMED = 2  # most kernels or operators that a sentence names
+MANY = 0.2  # share of the launches, from which a change of their number is a cause
+LITTLE = 0.5  # calls: a smaller change of their number is not shown
 FUSED = (
     "compiled kernels",
     "elementwise",
@@ -70,7 +70,7 @@ class Ledger:
         self.left = {name: after.account(name).us - before.account(name).us for name in names}
 
     def take(self, names: Collection[str]) -> float:
-        """Their sum, which no other rule gets."""
+        """Take accounts out of the ledger; the sum of their changes."""
         return sum(self.left.pop(name, 0.0) for name in names)
 
 
@@ -78,7 +78,7 @@ Rule = Callable[[View, View, Ledger], Cause | None]
 
 
 def causes(before: View, after: View) -> list[Cause]:
-    """All causes, which add up to the difference of the traced steps; those that explain most of it first."""
+    """All causes of the difference between the traced steps, the largest first; they add up to it."""
     ledger = Ledger(before, after)
     found = [cause for rule in RULES if (cause := rule(before, after, ledger)) is not None]
     found += [_account(before, after, name, us) for name, us in ledger.left.items()]
@@ -91,7 +91,7 @@ def causes(before: View, after: View) -> list[Cause]:
 
 
 def compiled(before: View, after: View, ledger: Ledger) -> Cause | None:
-    """torch.compile made kernels of what were many operators, or no longer does."""
+    """torch.compile fused operators into kernels, or stopped doing so."""
     was, now = before.account("compiled kernels"), after.account("compiled kernels")
     if bool(was.calls) == bool(now.calls):
         return None
@@ -151,13 +151,15 @@ def attention(before: View, after: View, ledger: Ledger) -> Cause | None:
 
 
 def _parts_of_attention(before: View, after: View) -> list[str]:
-    """Accounts that hold attention where its operators cannot be seen, as in a graph: two more products for each call
-    of attention (three, where one of them is split), and a softmax."""
+    """Accounts that hold the kernels of attention where a graph hides its operators; empty where nothing hints at it.
+
+    Each call of attention then adds two GEMMs (three, where one is split) and a softmax.
+    """
     calls = before.account("attention").calls
-    more = {name: after.account(name).calls - before.account(name).calls for name in PARTS_OF_ATTENTION}
-    if not calls or not 2 <= more["matrix products"] / calls <= 3 or more["activation"] < calls:
+    extra = {name: after.account(name).calls - before.account(name).calls for name in PARTS_OF_ATTENTION}
+    if not calls or not 2 <= extra["matrix products"] / calls <= 3 or extra["activation"] < calls:
         return []
-    return [name for name, count in more.items() if count > 0]
+    return [name for name, count in extra.items() if count > 0]
 
 
 def backend(arm: View) -> str:
@@ -172,7 +174,7 @@ def backend(arm: View) -> str:
 
 
 def masked(trace: Trace) -> bool:
-    """Whether attention is called with a tensor as mask."""
+    """Whether attention is called with an explicit mask, a tensor."""
     return any(len(op.inputs) >= 4 for op in trace.ops if op.name == "aten::scaled_dot_product_attention")
 
 
@@ -198,11 +200,11 @@ def _width(names: Sequence[str]) -> float:
 
 def dtypes(arm: View) -> list[str]:
     """Dtypes of matrix products and convolutions, the commonest first; float32 in TF32 is "tf32"."""
-    found = [dtype for dtype, _ in arm.trace.op_dtypes(MATRIX_OPS).most_common()]
+    dtypes_ = [dtype for dtype, _ in arm.trace.op_dtypes(MATRIX_OPS).most_common()]
     names = " ".join([*arm.account("matrix products").works, *arm.account("convolutions").works])
-    if "float32" in found and re.search(r"tf32|s1688", names):
-        found[found.index("float32")] = "tf32"
-    return found
+    if "float32" in dtypes_ and re.search(r"tf32|s1688", names):
+        dtypes_[dtypes_.index("float32")] = "tf32"
+    return dtypes_
 
 
 def launches(before: View, after: View, ledger: Ledger) -> Cause | None:
@@ -276,7 +278,7 @@ def _sum(arm: View, names: Iterable[str]) -> Account:
 
 
 def _without(account: Account, other: Account) -> Account:
-    """Works of an account that the other has not."""
+    """The works of an account that another account does not have."""
     return Account(works={name: us for name, us in account.works.items() if name not in other.works})
 
 

@@ -12,7 +12,7 @@ from optexp.records.difference import Change
 from optexp.trace import Kernel, Op, Trace, short_name
 
 MOST_ROWS = 40
-SMALL = 0.002  # of a step: a change by less is left out
+SMALL = 0.002  # of a step: smaller changes are left out
 
 Key = tuple[str, str]  # an operator's name and shapes; a kernel's name alone, where its operator is unknown
 
@@ -43,7 +43,7 @@ def changes(before: View, after: View) -> list[Change]:
 
 
 def _works(arm: View) -> dict[Key, Work]:
-    """Kernels by the operator that launched them; without any, the operators' own time on the host."""
+    """Kernels by the operator that launched them; without a GPU, the operators' own time on the host."""
     found: dict[Key, Work] = defaultdict(Work)
     if arm.breakdown.busy is None:
         for op in arm.trace.ops:
@@ -71,7 +71,7 @@ def _kernels(arm: View) -> Iterator[tuple[Key, Kernel]]:
 
 
 def _modules(marked: Trace | None) -> Mapping[Key, Mapping[str, float]]:
-    """Share of each module in the calls of an operator."""
+    """The share of each module in an operator's calls, by operator."""
     if marked is None:
         return {}
     counted: dict[Key, Counter[str]] = defaultdict(Counter)
@@ -83,7 +83,7 @@ def _modules(marked: Trace | None) -> Mapping[Key, Mapping[str, float]]:
 def _by_module(
     works: Mapping[Key, Work], own: Mapping[Key, Mapping[str, float]], other: Mapping[Key, Mapping[str, float]]
 ) -> dict[tuple[str, str, str], Work]:
-    """Work of each module: equal calls of an operator take equal time. An arm without marks has the other's modules."""
+    """Divide work among modules by their calls. An arm without marks (`own` empty) uses the other arm's modules."""
     found = {}
     for key, work in works.items():
         for module, share in (own.get(key) or other.get(key) or {"": 1.0}).items():

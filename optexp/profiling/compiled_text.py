@@ -1,4 +1,4 @@
-"""Counts and bytes of what torch.compile prints: FX graphs, Inductor's IR, generated code. Pure functions of text."""
+"""Operators and bytes in texts of torch.compile: FX graphs, Inductor's IR, generated code. Pure functions of text."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def captured_ops(graph: str) -> int:
 
 
 def aten_ops(graph: str) -> int:
-    """Operators of torch in a printed graph that compute something: views are free."""
+    """Number of torch operators in a printed graph, without views, which compute nothing."""
     return sum(1 for _, target, _ in _CALL.findall(graph) if (op := _ATEN.match(target)) and op[2] not in _VIEWS)
 
 
 def tensor_bytes(graph: str) -> dict[str, int]:
-    """Bytes of each tensor whose type a printed graph names; those with a symbolic size are left out."""
+    """Bytes by name of each tensor with a printed type; tensors with a symbolic size are left out."""
     found = {}
     for name, dtype, sizes in _TYPED.findall(graph):
         shape = [size.strip() for size in sizes.split(",") if size.strip()]
@@ -60,7 +60,7 @@ def bytes_unfused(graph: str) -> int | None:
     for name, target, arguments in _CALL.findall(graph):
         if _is_computed(target):
             read = set(_WORD.findall(arguments)) & known.keys()
-            total += known.get(name, 0) + sum(known[each] for each in read)
+            total += known.get(name, 0) + sum(known[operand] for operand in read)
     return total + sum(known.get(name, 0) for name, source in _ITEM.findall(graph) if source in computed)
 
 
@@ -71,7 +71,7 @@ def _is_computed(target: str) -> bool:
 
 @dataclass(frozen=True)
 class Node:
-    """A node of Inductor's scheduler: buffers that it reads and writes, with the elements that it touches."""
+    """A node of Inductor's scheduler, with the number of elements it touches in each buffer it reads or writes."""
 
     name: str
     kind: str
@@ -89,7 +89,7 @@ _USER = re.compile(r"node=(?:\w+\(name='(\w+)'\)|(OUTPUT))")
 
 
 def ir_nodes(ir: str) -> list[Node]:
-    """Nodes of a printed IR that do some work: placeholders for memory alone are left out."""
+    """Nodes of a printed IR that do work; nodes that only reserve memory are left out."""
     blocks = (block.lstrip("\n") for block in re.split(r"\n\n\n+", ir.partition("\n")[2]))
     return [node for block in blocks if (node := _node(block)) and not node.kind.startswith("Nop")]
 
@@ -115,7 +115,7 @@ def _elements(ranges: str) -> int | None:
 def ir_bytes(ir: str, inputs: Mapping[str, int]) -> int | None:
     """Bytes that the nodes of a printed IR read and write; None where a buffer's size is unknown.
 
-    A buffer that only one node writes and reads stays in registers or in the cache, and is not counted.
+    A buffer that only one node writes and reads is not counted: it stays in registers or in the cache.
 
     inputs: bytes of the graph's inputs, by name
     """
@@ -151,7 +151,7 @@ DIRECTION = re.compile(r"# AOT ID: \['\d+_(forward|backward|inference)'\]")
 
 
 def launches(code: str) -> tuple[int, int]:
-    """Launches of generated kernels and calls of libraries in one call of generated code."""
+    """Numbers of kernel launches and of library calls in one call of generated code."""
     body = "\n".join(line for line in code.splitlines() if not line.lstrip().startswith("#"))
     defined = set(_DEFINED.findall(code))
     ours = sum(len(re.findall(rf"(?<!def )\b{name}(?:\.run)?\(", body)) for name in defined)

@@ -1,6 +1,6 @@
 """torch.compile's structured log (`TORCH_TRACE`), read: graphs by stage, graph breaks, recompiles, CUDA graph skips.
 
-A record of the log is a line of JSON that names its kind, and a payload of lines that begin with a tab. Torch 2.11 and
+A record of the log is a JSON line that names its kind, and a payload: lines that begin with a tab. Torch 2.11 and
 2.13 write the same kinds. `optexp.kernelkit.structured_log` adds the IR and the skips.
 """
 
@@ -54,7 +54,7 @@ class Event:
 
 
 def events(lines: Iterable[str]) -> Iterator[Event]:
-    """Records of a log, without those that tell of times and of tensors' storages."""
+    """Records of a log, without records of times and of tensors' storages."""
     head: dict[str, Any] | None = None
     body: list[str] = []
     for line in lines:
@@ -70,7 +70,7 @@ def events(lines: Iterable[str]) -> Iterator[Event]:
             try:
                 head = json.loads(found[1])
             except ValueError:
-                continue  # cut off, as by a process that was killed
+                continue  # cut off: the process was killed
     if head is not None:
         yield _event(head, "".join(body))
 
@@ -86,7 +86,7 @@ def _event(head: Mapping[str, Any], payload: str) -> Event:
 
 @dataclass
 class Section:
-    """Texts of one graph and direction, by stage.  cached: Inductor did not run, its cache had the result"""
+    """Texts of one graph and direction, by stage.  cached: Inductor's cache had the result, so it did not run"""
 
     compile_id: str
     direction: str
@@ -96,7 +96,7 @@ class Section:
 
 @dataclass
 class CompilerLog:
-    """A log as it was read: graphs with their texts, and the facts of each compilation."""
+    """The content of a log: graphs with their texts, and the facts of each compilation."""
 
     sections: list[Section] = field(default_factory=list)
     breaks: list[GraphBreak] = field(default_factory=list)
@@ -105,7 +105,7 @@ class CompilerLog:
     functions: dict[str, str] = field(default_factory=dict)
 
     def evidence(self, folder: str = "", log: str = "") -> CompilerEvidence:
-        """The record.  folder: that `write` was given, as the record names it"""
+        """The log as evidence for a record.  folder: the folder of `write`, as the record names it"""
         graphs = [
             replace(graph_of(section, self.functions.get(section.compile_id, "")), files=self._files(section, folder))
             for section in self.sections
@@ -130,7 +130,7 @@ def _name(section: Section) -> str:
 
 
 def read(folder: Path) -> CompilerLog:
-    """All logs of a folder, one of each process that compiled something; empty where there is none."""
+    """All logs of a folder: one for each process that compiled; empty where there is none."""
     found = CompilerLog()
     for path in sorted(folder.glob("*.log")):
         with path.open(errors="replace") as lines:
@@ -141,7 +141,7 @@ def read(folder: Path) -> CompilerLog:
 def parse(found_events: Iterable[Event], log: CompilerLog | None = None) -> CompilerLog:
     """The graphs and facts of a log.
 
-    A stage belongs to the direction that the generated code names; before that code comes, texts wait.
+    Generated code names its direction; the texts of earlier stages wait in `waiting` for it.
     """
     log = log or CompilerLog()
     waiting, captured, aot = dict[str, dict[str, str]](), dict[str, str](), dict[str, dict[str, str]]()
@@ -172,12 +172,12 @@ def parse(found_events: Iterable[Event], log: CompilerLog | None = None) -> Comp
             _measured(event, log.functions, compiled)
     done = {section.compile_id for section in log.sections}
     for compile_id in captured:
-        if compile_id not in done:  # of a back end that generates no code
+        if compile_id not in done:  # its back end generates no code
             texts = aot.get(compile_id) or {"inference": ""}
             log.sections += [_plain(compile_id, direction, captured, texts) for direction in texts]
     for compile_id, function in log.functions.items():
         if _TORCH_OWN in function and (called := text.targets(captured.get(compile_id, ""))):
-            log.functions[compile_id] = called[0]  # a library's function, compiled in a wrapper of torch's
+            log.functions[compile_id] = called[0]  # a library's function inside one of torch's wrappers
     log.breaks += _merged_breaks(broken)
     log.recompiles += _merged_recompiles(reasons, log.functions, compiled)
     return log
@@ -204,7 +204,7 @@ def _list(payload: str) -> list[str]:
         decoded = json.loads(payload) if payload.startswith("[") else payload
     except ValueError:
         decoded = payload
-    return [str(each) for each in decoded] if isinstance(decoded, list) else [decoded]
+    return [str(reason) for reason in decoded] if isinstance(decoded, list) else [decoded]
 
 
 def _graph_break(payload: str) -> GraphBreak | None:
@@ -231,7 +231,7 @@ def _measured(event: Event, functions: dict[str, str], compiled: set[str]) -> No
 
 
 def _merged_breaks(broken: Iterable[tuple[str, GraphBreak]]) -> list[GraphBreak]:
-    """One entry for each line and cause; a resumed break counts once for each graph that it ended."""
+    """One entry for each line and cause, with the number of graphs that ended there."""
     graphs = dict[tuple[str, str], set[str]]()
     first = dict[tuple[str, str], GraphBreak]()
     for compile_id, ended in broken:
@@ -246,7 +246,7 @@ def _merged_breaks(broken: Iterable[tuple[str, GraphBreak]]) -> list[GraphBreak]
 def _merged_recompiles(
     reasons: Mapping[str, list[str]], functions: Mapping[str, str], compiled: set[str]
 ) -> list[Recompile]:
-    """One entry for each function and varying thing: the first reason of a recompilation is about its last variant."""
+    """One entry for each function and varying value; the first reason of a recompilation is about the last variant."""
     merged = dict[tuple[str, str], Recompile]()
     for compile_id, listed in reasons.items():
         first = listed[0]

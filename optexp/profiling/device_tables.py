@@ -17,8 +17,8 @@ def api_calls(trace: Trace) -> list[ApiEntry]:
         times[call.name].append(call.duration)
     steps, whole = len(trace.steps), sum(call.duration for call in trace.api)
     rows = [
-        ApiEntry(name, len(each) / steps, sum(each) / whole if whole else 0.0, sum(each) / steps)
-        for name, each in times.items()
+        ApiEntry(name, len(spans_us) / steps, sum(spans_us) / whole if whole else 0.0, sum(spans_us) / steps)
+        for name, spans_us in times.items()
     ]
     return sorted(rows, key=lambda row: -row.share)
 

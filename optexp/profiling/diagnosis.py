@@ -21,8 +21,8 @@ _SMALL_OP_US, _MANY_OPS = 20.0, 50
 _INSIDE = {"DtoD", "memset"}  # kinds of copies
 COPIES = ("pageable copies to the device", "copies to the device", "pageable copies to the host", "copies to the host")
 
-LOADING = ("data_loading", "cpu_bottleneck")  # states that may be waits for a loader
-AVOIDABLE_FIRST = 0.15  # of a step: then waste comes before the state that the step is in
+LOADING = ("data_loading", "cpu_bottleneck")  # labels of bottlenecks that may be waits for a loader
+AVOIDABLE_FIRST = 0.15  # of a step: larger avoidable work comes before the step's state
 
 Rule = Callable[[View], Bottleneck | None]
 
@@ -30,8 +30,8 @@ Rule = Callable[[View], Bottleneck | None]
 def diagnose(view: View) -> list[Bottleneck]:
     """All bottlenecks that a profile shows, with their causes and advice in plain words.
 
-    Avoidable work comes first where it takes much, as nearly every step is bound by something; then the largest share.
-    Waiting for a loader is avoidable, too.
+    Avoidable work and waits for a loader come first if they take at least `AVOIDABLE_FIRST` of the step: nearly every
+    step is bound by something. Within both groups the largest share comes first.
     """
     b = view.breakdown
     if b.busy is None and (b.stretched or 0.0) > DISTORTED:
@@ -57,7 +57,7 @@ def _shown(rules: Iterable[Rule], view: View) -> list[Bottleneck]:
 
 
 def cpu_bottleneck(view: View) -> Bottleneck | None:
-    """The GPU waits for data, after a synchronisation, or for Python, and not for the launches of small kernels."""
+    """The GPU waits for the host (data, a synchronisation, Python), but not for launches of small kernels."""
     b = view.breakdown
     loading, waiting, dispatching = b.terms["data_loading"], b.terms["synchronisation"], b.terms["dispatch"]
     outpaced = (b.enqueue or 0.0) >= 0.9 and (b.median_kernel_us or 0.0) >= _SMALL_KERNEL_US
@@ -70,7 +70,7 @@ def cpu_bottleneck(view: View) -> Bottleneck | None:
     words, causes = _faster_loading(view.trace) if loading >= 0.05 else ((), ())
     if waiting >= 0.05:
         words = (*words, "remove what waits for the GPU (.item(), .cpu(), printing a loss)")
-    if dispatching >= max(loading, waiting):  # else it is not the launches that are late
+    if dispatching >= max(loading, waiting):  # else launches are not what delays the GPU
         causes = ("dispatch", *causes)
     why = f"the GPU waits for the host {percent(b.host_late)} of the step ({', '.join(reasons)})"
     return Bottleneck("cpu_bottleneck", b.host_late, why, words, causes)
@@ -92,7 +92,7 @@ def many_small_kernels(view: View) -> Bottleneck | None:
 
 
 def memory_copy(view: View) -> Bottleneck | None:
-    """Copies of a batch over the bus, which other work may hide, or within the device, which no step needs."""
+    """Exposed copies over the bus, which other work could hide, or within the device, which could be left out."""
     b = view.breakdown
     exposed, pageable = b.terms["exposed_copies"], b.pageable or 0.0
     if exposed < 0.10 and pageable < 0.05:
@@ -178,7 +178,7 @@ def matrix_products(view: View) -> Bottleneck | None:
 
 
 def memory_passes(view: View) -> Bottleneck | None:
-    """Half of the step is passes over memory, each long beside its call."""
+    """Half of the step is passes over memory, each much longer than the call of its operator."""
     b = view.breakdown
     share = sum(b.terms.get(name, 0.0) for name in ("elementwise", "activation", "normalization", "reduction"))
     if share < 0.5 or _has_small_ops(b):
@@ -199,7 +199,7 @@ def data_loading(view: View) -> Bottleneck | None:
 
 
 def outside_ops(view: View) -> Bottleneck | None:
-    """Half of the step passes outside torch."""
+    """Half of the step is time outside torch."""
     b = view.breakdown
     share = b.terms[OUTSIDE]
     if share < 0.5:
@@ -218,7 +218,7 @@ def one_op(view: View) -> Bottleneck | None:
 
 
 def _faster_loading(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Plain words against waiting for a DataLoader, and causes; a loader that has workers needs other remedies."""
+    """Advice against waiting for a DataLoader, and causes for strategies; no strategy helps a loader with workers."""
     if any("MultiProcessing" in span.name for span in trace.annotations):
         return ("more DataLoader workers (num_workers, prefetch_factor), or less work for each batch",), ()
     words = "DataLoader(num_workers=…, prefetch_factor=…), so that processes of its own make batches ahead"

@@ -1,4 +1,4 @@
-"""Why the candidate's step takes another time than the baseline's: numbers that add up, and causes in words."""
+"""Why the candidate's step time differs from the baseline's: terms that add up to the difference, causes in words."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from optexp.records.difference import Cause, Difference
 from optexp.records.profile import SAME_STEP
 from optexp.support.units import duration
 
-DISTORTED = 5.0  # a CPU step that tracing stretches by more than this shows the tracing
+DISTORTED = 5.0  # traced over timed CPU step, above which the trace shows mostly the cost of tracing
 NAMELESS = ("other", "other kernels")  # accounts that name no cause
-SHOWN = 5  # causes in sentences
-SMALL = 0.02  # of the difference: a cause with less is left to the rest
+SHOWN = 5  # most causes with a sentence of their own
+SMALL = 0.02  # of the difference: smaller causes are summed up as "all else"
 
 _WORDS = {
     "memory_bound": "memory-bound kernels",
@@ -42,7 +42,7 @@ def difference(before: View, after: View) -> Difference | None:
     """Causes and changes between the traced steps; None where tracing distorts them, as on a CPU that is busy."""
     if not _on_gpu(before, after) and _stretched(before, after) > DISTORTED:
         return None
-    if before.beside is None:  # a graph's kernels are those of the candidate's operators
+    if before.beside is None:  # the candidate's operators may name the kernels in a graph of the baseline
         before = replace(before, beside=after.trace)
     found = causes(before, after)
     nameless = sum(cause.us or 0.0 for cause in found if cause.account in NAMELESS)
@@ -51,9 +51,9 @@ def difference(before: View, after: View) -> Difference | None:
 
 
 def explain(before: View, after: View, found: Difference | None, step: str = "the profiled step") -> list[str]:
-    """What changed from baseline to candidate, the step's own difference first; for slower as for faster.
+    """Sentences on the change from baseline to candidate, the step's own difference first; slower or faster.
 
-    step: What the first sentence calls it.
+    step: Name of the step in the first sentence.
     """
     stretched = _stretched(before, after)
     if found is None:
@@ -89,7 +89,7 @@ def _stretched(before: View, after: View) -> float:
     return max(before.breakdown.stretched or 0.0, after.breakdown.stretched or 0.0)
 
 
-_TERMS = 4  # that the first sentence names
+_TERMS = 4  # most terms in the first sentence
 
 
 def _step(name: str, before: Breakdown, after: Breakdown) -> str:
@@ -109,12 +109,12 @@ def _step(name: str, before: Breakdown, after: Breakdown) -> str:
 
 
 def _causes(found: list[Cause], whole_us: float, step_us: float) -> list[str]:
-    """The causes with most time; the others together, where they count."""
-    least = max(SMALL * abs(whole_us), 0.005 * step_us, 0.05)
-    shown = [cause for cause in found if abs(cause.us or 0.0) >= least]
+    """Sentences on the largest causes, and one on the sum of the others if it is large enough."""
+    least_us = max(SMALL * abs(whole_us), 0.005 * step_us, 0.05)
+    shown = [cause for cause in found if abs(cause.us or 0.0) >= least_us]
     words = [cause.words for cause in shown[:SHOWN]]
     rest = sum(cause.us or 0.0 for cause in found) - sum(cause.us or 0.0 for cause in shown[:SHOWN])
-    if words and abs(rest) >= least:
+    if words and abs(rest) >= least_us:
         words.append(f"all else, {signed(rest)}")
     return words
 

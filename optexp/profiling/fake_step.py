@@ -1,4 +1,4 @@
-"""A step under fake tensors, recorded operator by operator: nothing is computed, and no memory is taken."""
+"""A step recorded operator by operator under fake tensors, which compute nothing and take no memory."""
 
 from __future__ import annotations
 
@@ -56,27 +56,27 @@ class Recorder(TorchDispatchMode):
         self.rounded = rounded
         self.operations: list[Operation] = []
         self.current: dict[int, Value] = {}  # by storage
-        self.labels: dict[int, Any] = {}  # integer inputs with their true values, by storage
+        self.labels: dict[int, Any] = {}  # true values of integer inputs, by storage
         self.counters: set[int] = set()  # storages of step counts, which an optimizer reads on the host
-        self.alive: list[Any] = []  # storages, whose addresses are keys
+        self.alive: list[Any] = []  # storages: their addresses are keys, and must not be reused
 
     def leaf(self, fake: Tensor, kind: str, rank: float = inf, varies: bool = True) -> Value:
-        """Make the value of a tensor known that exists before the step."""
+        """Register a tensor that exists before the step."""
         key = self._key(fake)
         if key not in self.current:
             self.current[key] = Value(elements(fake), fake.element_size(), rank, varies, kind)
         return self.current[key]
 
     def label(self, fake: Tensor, true: Tensor) -> None:
-        """Make the values of an integer input known."""
+        """Register the true values of an integer input."""
         self.labels[self._key(fake)] = true.detach().cpu().numpy()
 
     def count(self, fake: Tensor) -> None:
-        """Make a count of steps known, which the host may read."""
+        """Register a step count, which the host may read."""
         self.counters.add(self._key(fake))
 
     def value(self, tensor: Tensor) -> Value:
-        """The present content of a tensor's storage; of one that was not seen before, a structured constant."""
+        """The present content of a tensor's storage; an unknown storage holds a constant of unknown structure."""
         key = self._key(tensor)
         if key not in self.current:
             self.current[key] = Value(elements(tensor), tensor.element_size(), 0.0, False)
@@ -130,7 +130,7 @@ class Recorder(TorchDispatchMode):
         targets = [*written, *made]
         results = [self._result(t, kind, plain, inputs) for t in targets]
         products = self._gemms(plain, named, reads, made) if kind is Kind.GEMM and made and not written else []
-        gemms = products if any(read.value.varies for read in inputs) else []  # a constant may be kept
+        gemms = products if any(read.value.varies for read in inputs) else []  # a constant result may be cached
         multiplied = factors(plain, kind, named, reads)
         if kind is Kind.GEMM:
             _rank_products(plain, multiplied, products, targets, results)
@@ -148,11 +148,11 @@ class Recorder(TorchDispatchMode):
         return Value(elements(tensor), tensor.element_size(), rank, varies, mixes=mixes)
 
     def _losses(self, name: str, named: Mapping[str, Any], reads: Mapping[int, Read], results: Sequence[Value]) -> None:
-        """Gradients of a cross entropy are dense where no label is left out."""
+        """Mark gradients of a cross entropy as dense where no label is ignored."""
         if name == "nll_loss_backward":
             labels = self.labels.get(self._key(named["target"]))
-            every = labels is not None and named.get("weight") is None
-            results[0].every_row = bool(every and (labels != named["ignore_index"]).all())
+            unweighted = labels is not None and named.get("weight") is None
+            results[0].every_row = bool(unweighted and (labels != named["ignore_index"]).all())
         elif name == "_log_softmax_backward_data" and reads[id(named["grad_output"])].value.every_row:
             results[0].rank = inf
 
@@ -160,7 +160,7 @@ class Recorder(TorchDispatchMode):
         self, name: str, named: Mapping[str, Any], reads: Mapping[int, Read], made: Sequence[Tensor]
     ) -> list[Gemm]:
         dtype = str(made[0].dtype).removeprefix("torch.")
-        on_gpu = made[0].device.type == "cuda"  # whose tensor cores round so
+        on_gpu = made[0].device.type == "cuda"  # tensor cores round to TF32
         dtype = "tf32" if dtype == "float32" and on_gpu and (self.rounded or name in CONVOLUTIONS) else dtype
 
         def of(tensor: Tensor) -> Read:
@@ -187,7 +187,7 @@ Of = Callable[[Tensor], Read]
 
 
 def kind_of(name: str, named: Mapping[str, Any]) -> Kind:
-    """The kind of an operator by its name; a factor of 0 leaves nothing to be needed."""
+    """The kind of an operator by its name. Multiplication by 0 is a selection: its operand is not needed."""
     if name in MATRIX or name in CONVOLUTIONS or "scaled_dot_product" in name:
         return Kind.GEMM
     if name == "mul" and not isinstance(factor := named.get("other"), Tensor):
@@ -204,7 +204,7 @@ def arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict
 
 
 def factors(name: str, kind: Kind, named: Mapping[str, Any], reads: Mapping[int, Read]) -> list[Read]:
-    """Operands that are multiplied with each other."""
+    """Operands that the operator multiplies with each other."""
     if kind is Kind.PRODUCT:
         return list(reads.values())
     if kind is not Kind.GEMM:
@@ -215,7 +215,7 @@ def factors(name: str, kind: Kind, named: Mapping[str, Any], reads: Mapping[int,
 
 
 def elements(tensor: Tensor) -> int:
-    """Of its storage."""
+    """Number of elements in the tensor's storage."""
     return int(tensor.untyped_storage().nbytes()) // tensor.element_size()
 
 
@@ -230,7 +230,7 @@ def _product(a: Tensor, b: Tensor, made: Tensor, of: Of, dtype: str) -> Gemm:
 def _convolution(
     named: Mapping[str, Any], x: Tensor, weight: Tensor, out: Sequence[int], of: Of, dtype: str, result: int = 0
 ) -> Gemm:
-    """One multiplication for each output and pair of channels; for each phase of a stride without padding."""
+    """One multiplication per output and pair of channels (Winograd, FFT), times the unpadded taps within a stride."""
     kernel, transposed = weight.shape[2:], bool(named["transposed"])
     steps = zip(kernel, spread(named["stride"], kernel), spread(named["padding"], kernel), strict=True)
     taps = 1 if transposed else prod(1 if padding else min(size, stride) for size, stride, padding in steps)
@@ -253,7 +253,7 @@ def _convolution_backward(named: Mapping[str, Any], of: Of, dtype: str) -> Itera
 
 
 def _attention(name: str, named: Mapping[str, Any], of: Of, dtype: str) -> Iterable[Gemm]:
-    """Products with (batch, heads, length, width); a causal mask leaves half, any other mask an unknown part."""
+    """GEMMs of attention over (batch, heads, length, width); a causal mask halves them, any other mask may skip all."""
     back = name.endswith("backward")
     q, k, v = (named[key] for key in ("query", "key", "value"))
     masks = (named.get(key) for key in ("attn_mask", "attn_bias"))
@@ -279,7 +279,7 @@ def _attention(name: str, named: Mapping[str, Any], of: Of, dtype: str) -> Itera
 def _rank_products(
     name: str, reads: Sequence[Read], gemms: Sequence[Gemm], made: Sequence[Tensor], results: Sequence[Value]
 ) -> None:
-    """Ranks of the results of products. Attention mixes rows; going back, where a gradient is there in every row."""
+    """Set the ranks of results of GEMMs. Attention mixes rows; its backward only where every row has a gradient."""
     mixed = any(read.value.mixes for read in reads)
     mixed |= "dot_product" in name and (bool(gemms) or not name.endswith("backward"))
     terms = min([read.rank for read in reads if read.numel > 1] + [gemm.inner for gemm in gemms])

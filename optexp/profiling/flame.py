@@ -17,7 +17,7 @@ THINNEST = 0.4  # pixels: thinner boxes are left out of the picture
 MOST_DEPTH = 120
 
 _OURS = re.compile(r"(^|/)(optexp/(?!workloads/)|torch/(utils/_contextlib|overrides)\.py)")
-_MARKS = re.compile(r"(^|/)(optexp/support/ranges|torch/autograd/profiler)\.py")  # with everything that they call
+_MARKS = re.compile(r"(^|/)(optexp/support/ranges|torch/autograd/profiler)\.py")  # and everything they call is hidden
 _ADDRESS = re.compile(r" of \S+ object at 0x[0-9a-f]+| object at 0x[0-9a-f]+")
 _NUMBERED = re.compile(r"^(nn\.Module: .*)_\d+$")
 
@@ -43,7 +43,7 @@ class Frame:
 
 
 def frames(trace: Trace) -> Frame | None:
-    """The tree of host stacks; None where no Python frames were recorded. Frames of optexp itself are left out."""
+    """The tree of host stacks, without frames of optexp; None where no Python frames were recorded."""
     if not trace.frames:
         return None
     root = Frame("step", "root", sum(step.duration for step in trace.steps))
@@ -56,7 +56,7 @@ def frames(trace: Trace) -> Frame | None:
     for thread, calls in threads.items():
         _nest(root if thread == main else root.child(_thread_name(calls), "root"), calls, trace)
     for child in root.children.values():
-        if child.kind == "root":  # another thread has no call of its own
+        if child.kind == "root":  # a thread besides the main one: no single call spans it
             child.us = sum(call.us for call in child.children.values())
     return root
 
@@ -66,11 +66,11 @@ def _thread_name(calls: list[tuple[Range, str]]) -> str:
 
 
 def _nest(root: Frame, calls: list[tuple[Range, str]], trace: Trace) -> None:
-    """Put calls below their callers; those of optexp count for their callers.
+    """Put calls below their callers. Time of optexp's own calls counts for the caller's frame.
 
-    What marks lines stands between a function and itself: such a call counts once.
+    The wrapper that marks lines calls the wrapped function under the same name: the two calls count once.
     """
-    inside: list[tuple[float, Frame, str]] = []  # end, frame, and kind of the innermost call, which may be hidden
+    inside: list[tuple[float, Frame, str]] = []  # open calls: end, nearest frame that is shown, own kind
     steps = Union(step.interval for step in trace.steps)
     for call, kind in sorted(calls, key=lambda item: (item[0].start, -item[0].duration)):
         while inside and inside[-1][0] <= call.start:
@@ -102,7 +102,7 @@ def _name(name: str) -> str:
 
 
 def collapsed(root: Frame) -> str:
-    """Stacks with their own µs, one a line ("outer;inner 12"), which flamegraph.pl and speedscope read."""
+    """One stack with its own µs per line ("outer;inner 12"); flamegraph.pl and speedscope read it."""
 
     def written(frame: Frame, path: tuple[str, ...]) -> Iterator[str]:
         here = (*path, frame.name.replace(";", ",").replace("\n", " "))
@@ -115,7 +115,7 @@ def collapsed(root: Frame) -> str:
 
 
 def svg(root: Frame, title: str) -> str:
-    """A picture of its own: the width of a box is its share of the host's time; a click on one widens it."""
+    """A self-contained SVG: a box's width is its share of the host's time; a click on a box widens it."""
     boxes: list[str] = []
     deepest = _draw(root, 0.0, 0, root.us / WIDTH if root.us else 1.0, root.us, boxes)
     height = 60 + (deepest + 1) * ROW
@@ -132,7 +132,7 @@ def svg(root: Frame, title: str) -> str:
 
 
 def _draw(frame: Frame, left: float, depth: int, us_a_pixel: float, whole: float, boxes: list[str]) -> int:
-    """Boxes of a frame and those below it; the deepest row."""
+    """Add the boxes of a frame and its children to `boxes`; returns the deepest row."""
     width = frame.us / us_a_pixel
     if width < THINNEST or depth > MOST_DEPTH:
         return depth - 1

@@ -1,4 +1,4 @@
-"""How long the work of a step takes at least where images lie in memory pixel by pixel."""
+"""Least time of a step's work in the memory format channels-last."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from optexp.profiling.predicting import Parts
 from optexp.profiling.work import size
 from optexp.profiling.work_list import Piece
 
-CHANGING = ("convolutions", "normalization")  # by the layout
+CHANGING = ("convolutions", "normalization")  # accounts whose time depends on the layout
 
 
 def with_images_last(step: Parts, piece: Piece) -> float:
-    """µs, over all steps, of a piece: convolutions and normalizations at the card's ceilings, transposes in no time."""
+    """Least µs, over all steps, of a piece: convolutions and normalizations at the card's ceilings, copies for free."""
     if piece.account == "layout copies" or "pool" in piece.name or "upsample" in piece.name:
         return 0.0
     if piece.account not in CHANGING:

@@ -1,4 +1,4 @@
-"""Unions of time intervals: how long at least one of several things was going on."""
+"""Unions of time intervals: the time in which at least one of several activities ran."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Union:
         return sum(self._ends) - sum(self._starts)
 
     def within(self, start: float, end: float) -> float:
-        """How much of [start, end] is covered."""
+        """Length of the covered part of [start, end]."""
         covered = 0.0
         for index in range(max(bisect_right(self._starts, start) - 1, 0), len(self._starts)):
             if self._starts[index] >= end:
@@ -54,7 +54,7 @@ class Union:
         return index >= 0 and moment <= self._ends[index]
 
     def gaps(self, start: float, end: float) -> Iterator[Interval]:
-        """What of [start, end] is not covered."""
+        """The parts of [start, end] that are not covered."""
         for begin, finish in self:
             if begin > start:
                 yield start, min(begin, end)

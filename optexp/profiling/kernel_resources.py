@@ -15,7 +15,7 @@ WARP = 32  # threads
 
 
 class Code(Protocol):
-    """Compiled code of a kernel, as an arm tells it."""
+    """Compiled code of a kernel, as an arm reports it."""
 
     @property
     def name(self) -> str: ...
@@ -34,7 +34,7 @@ class Code(Protocol):
 
 
 def ran(trace: Trace) -> list[tuple[str, int]]:
-    """Name and warps of a block of each kernel, those with most time first."""
+    """Name and warps per block of each kernel, those with most time first."""
     times = defaultdict[tuple[str, int], float](float)
     for kernel in trace.kernels:
         if kernel.block:
@@ -47,7 +47,7 @@ def kernel_resources(
 ) -> list[KernelResources]:
     """Kernels by name, grid and block, those with most time first.
 
-    folder: of the code's files, as the record names it;  most: rows
+    folder: folder of the code's files, as the record names it;  most: at most so many rows
     """
     known = {(code.name, code.warps): code for code in codes}
     alike = defaultdict[tuple[object, ...], list[Kernel]](list)

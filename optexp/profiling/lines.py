@@ -18,7 +18,7 @@ class _Sums:
 
 
 def lines(trace: Trace) -> list[LineEntry]:
-    """One row for each outermost operator and the line that called it, those with most time first; of one step.
+    """One row for each outermost operator and the line that called it, per step, those with most time first.
 
     Backward functions count for the line of their forward operator. Operators that no marked line called are left out.
     """
@@ -60,7 +60,7 @@ def lines(trace: Trace) -> list[LineEntry]:
 
 
 def origins(trace: Trace) -> dict[str, str]:
-    """The line that stands for most of each operator's own time, by the operator's name."""
+    """The line with most of an operator's own time, by the operator's name."""
     if not trace.lines:
         return {}
     found = times(trace)

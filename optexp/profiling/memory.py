@@ -23,12 +23,13 @@ ROWS = 400  # of a table, before a record shortens it
 
 @dataclass
 class Recording:
-    """What an arm recorded over a few steps.
+    """Events and sightings of an arm over a few steps.
 
     steps:     number of events before each step
-    owned:     finds addresses of tensors that Python holds after the steps, with shape and dtype in words
+    owned:     finds the tensors that Python holds after the steps: shape and dtype in words, by address
     pools:     bytes that CUDA graphs hold although the allocator calls them free
-    allocated, requested: the allocator's own peaks in bytes; None where there is none
+    allocated, requested: the allocator's own peaks in bytes; None for an allocator that counts none
+    saved_known: whether the tensors saved for backward were recorded
     """
 
     history: History
@@ -88,8 +89,8 @@ def _pieces(recording: Recording) -> list[Piece]:
     births = [index for index, event in enumerate(history.events) if event.bytes > 0]
     modules = modules_at(recording.calls, births)
     found = identify(history.lives(), recording.sightings)
-    staying = [held for held in found if held.seen is None and held.life.died is None]
-    owners = recording.owned() if staying else {}  # a search of all objects
+    unseen = [held for held in found if held.seen is None and held.life.died is None]  # and never released
+    owners = recording.owned() if unseen else {}  # slow: a search of all objects
     pieces = []
     for held in found:
         life, seen = held.life, held.seen
@@ -100,7 +101,7 @@ def _pieces(recording: Recording) -> list[Piece]:
 
 
 def _category(held: Held, pooled: Collection[int], owners: Collection[int]) -> str:
-    """Memory that nobody saw is a temporary where the steps release it; else it depends on its owner."""
+    """Memory without a sighting is a temporary if the steps release it; else its owner decides."""
     life = held.life
     if held.seen is not None:
         return held.seen.category
@@ -122,7 +123,7 @@ def _levels(pieces: Sequence[Piece], events: int) -> list[int]:
 
 
 def _changes(pieces: Sequence[Piece], events: int) -> list[dict[str, int]]:
-    """Changes of bytes by category between each number of events and the one before."""
+    """Changes of bytes by category at each event; the first entry is the memory before all events."""
     changes: list[dict[str, int]] = [defaultdict(int) for _ in range(events + 1)]
     for piece in pieces:
         life = piece.held.life
@@ -133,16 +134,16 @@ def _changes(pieces: Sequence[Piece], events: int) -> list[dict[str, int]]:
 
 
 def _beyond(recording: Recording, alive: Sequence[Piece]) -> dict[str, int]:
-    """Bytes at the peak that no event shows: pools of graphs, and what the allocator's own count has beyond the events.
+    """Bytes at the peak without events: pools of graphs, and the allocator's own peak beyond the sum of the events.
 
-    The rest is rounding, if the requests add up to the allocator's own peak of requests; else it is unknown.
+    That rest_bytes is rounding if the requests add up to the allocator's peak of requests; else its cause is unknown.
     """
     beyond = {"graph_pools": recording.pools}
     if recording.allocated is not None and recording.requested is not None:
-        rest = recording.allocated - sum(piece.bytes for piece in alive)
-        asked = sum(piece.held.life.requested for piece in alive)
-        complete = abs(asked - recording.requested) <= CLOSE * recording.requested
-        beyond["rounding" if complete and rest >= 0 else "unknown"] = rest
+        rest_bytes = recording.allocated - sum(piece.bytes for piece in alive)
+        requested = sum(piece.held.life.requested for piece in alive)
+        complete = abs(requested - recording.requested) <= CLOSE * recording.requested
+        beyond["rounding" if complete and rest_bytes >= 0 else "unknown"] = rest_bytes
     return {category: size for category, size in beyond.items() if size}
 
 
@@ -156,7 +157,7 @@ def _composition(pieces: Sequence[Piece], beyond: Mapping[str, int]) -> dict[str
 def _timeline(
     pieces: Sequence[Piece], levels: Sequence[int], steps: Sequence[int], beyond: Mapping[str, int]
 ) -> MemoryTimeline:
-    """From the first step on, the fullest moment of each stretch of events."""
+    """Memory from the first step on: of each stretch of events, the moment with most bytes."""
     first, end = steps[0], len(levels)
     stretch = max(1, -(-(end - first) // MOMENTS))
     moments = [
@@ -164,10 +165,10 @@ def _timeline(
     ]
     level: Counter[str] = Counter(beyond)
     rows, changes = [], _changes(pieces, end - 1)
-    wanted = set(moments)
+    chosen = set(moments)
     for at, change in enumerate(changes):
         level.update(change)
-        if at in wanted:
+        if at in chosen:
             rows.append(dict(level))
     named = [category for category in CATEGORIES if any(row.get(category) for row in rows)]
     columns = {category: [row.get(category, 0) for row in rows] for category in named}
@@ -188,7 +189,7 @@ def _allocations(alive: Sequence[Piece]) -> list[AllocationEntry]:
 
 
 def _saved(pieces: Sequence[Piece], begin: int) -> list[SavedEntry]:
-    """Of the last step; memory that was seen several times counts once, at its first sighting."""
+    """Tensors that the last step saves for backward; each allocation counts once, at its first sighting."""
     groups: dict[tuple[str, str, str, str, str, bool], list[int]] = defaultdict(list)
     for piece in pieces:
         first = next((seen for seen in piece.held.saved if seen.at >= begin), None)

@@ -1,4 +1,4 @@
-"""Why the candidate's peak memory is another than the baseline's: compositions of both peaks, term by term."""
+"""Why the candidate's peak memory differs from the baseline's: the compositions of both peaks, term by term."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from optexp.support.units import byte_size, signed_bytes
 
 SAME_PEAK, SAME_BYTES = 0.01, 2**16  # peaks that differ by less agree
 COMPLETE = 0.95  # share of a difference that the named terms should cover
-TERMS, DETAILS = 4, 3  # named in a sentence
-UNNAMED_ROWS = "allocations"  # of which the module alone is known
-SMALL = 0.05  # of the difference: terms and details below are left out of sentences
+TERMS, DETAILS = 4, 3  # most terms, and most details of a term, in a sentence
+UNNAMED_ROWS = "allocations"  # name of allocations of which only the module is known
+SMALL = 0.05  # of the difference: sentences leave smaller terms and details out
 
 
 def difference(before: MemoryProfile, after: MemoryProfile) -> MemoryDifference | None:
@@ -51,7 +51,7 @@ def difference(before: MemoryProfile, after: MemoryProfile) -> MemoryDifference 
 
 
 def _in_terms(found: MemoryDifference, before: MemoryProfile, after: MemoryProfile) -> str:
-    """The difference and its largest terms, each with its largest changes; what is not said is in "the rest"."""
+    """The difference and its largest terms, each with its largest changes; smaller categories are summed up."""
     change = found.after_bytes - found.before_bytes
     shown = [term for term in found.terms[:TERMS] if abs(term.after - term.before) >= SMALL * abs(change)]
     parts = []
@@ -92,7 +92,7 @@ def _details(
 
 
 def _among(modules: set[str]) -> str:
-    """The module that a change belongs to, or how many."""
+    """The module of a change, or the number of its modules."""
     paths = modules - {""}
     return f" in {len(paths)} modules" if len(paths) > 1 else f" in {next(iter(paths))}" if paths else ""
 
@@ -101,7 +101,7 @@ def _among(modules: set[str]) -> str:
 
 
 def _causes(before: MemoryProfile, after: MemoryProfile, change: int) -> list[str]:
-    """Causes in words, where the two profiles show them and they count."""
+    """Sentences on causes that both profiles show and that explain at least `SMALL` of the difference."""
     enough = SMALL * change
     found = []
     pools, earlier = after.peak.get("graph_pools", 0), before.peak.get("graph_pools", 0)
@@ -120,7 +120,7 @@ def _causes(before: MemoryProfile, after: MemoryProfile, change: int) -> list[st
 
 
 def _precision(before: Sequence[SavedEntry], after: Sequence[SavedEntry], enough: float) -> list[str]:
-    """Tensors of other dtypes: of the same shapes, in the same modules."""
+    """A sentence on saved tensors whose bytes moved from some dtypes to others; empty without one."""
     old, new = _by_dtype(before), _by_dtype(after)
     smaller = [name for name in new if new[name] - old.get(name, 0) >= enough]
     larger = [name for name in old if old[name] - new.get(name, 0) >= enough]
@@ -139,7 +139,7 @@ def _by_dtype(rows: Iterable[SavedEntry]) -> Counter[str]:
 
 
 def _kept(before: MemoryProfile, after: MemoryProfile, enough: float) -> list[str]:
-    """Numbers of tensors that are kept for backward, and why they differ; nothing where a graph hides them."""
+    """A sentence on the numbers of tensors saved for backward, and why they differ; empty where a graph hides them."""
     replayed = [bool(found.peak.get("graph_pools")) and not found.saved for found in (before, after)]
     if any(replayed) or not (before.saved_known and after.saved_known):
         return []
@@ -158,12 +158,12 @@ def _kept(before: MemoryProfile, after: MemoryProfile, enough: float) -> list[st
 
 
 def _compiled(found: MemoryProfile) -> bool:
-    """Whether most of what is kept is kept by a compiled function."""
+    """Whether a compiled function saves most of the bytes that are saved for backward."""
     return 2 * sum(row.bytes for row in found.saved if row.compiled) > found.saved_bytes
 
 
 def _gone(before: Sequence[SavedEntry], after: Sequence[SavedEntry]) -> list[str]:
-    """Operators whose results are kept no longer, by bytes."""
+    """Operators whose results are no longer saved for backward, those with most bytes first."""
     sizes: dict[str, int] = defaultdict(int)
     counts: Counter[str] = Counter()
     for sign, rows in ((1, before), (-1, after)):

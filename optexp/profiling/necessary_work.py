@@ -1,20 +1,20 @@
 """Work of a step that no program can leave out: bytes of inputs and state, and floating-point operations of GEMMs.
 
-A step, recorded under fake tensors, is a graph of values. Counted is only what every honest program has to do. The
-arguments, one for each known way to do less:
+A step, recorded under fake tensors, is a graph of values. Only work that every honest program has to do is counted. One
+rule for each known way to do less:
 
 - Dead code, and values of an earlier step: an operation counts where a result of the step depends on it, and where it
-  depends on the batch or on parameters that training changes. A constant may be kept.
+  depends on the batch or on parameters that training changes. A constant result may be cached.
 - Fusion: intermediate values count no bytes.
-- Sparsity: zeros and repeated rows may be skipped. A selection (index, embedding, where, mask, slice, and any operator
-  that is not known here) makes its inputs partly needed and its result structured; neither counts any work, nor does
-  anything that is multiplied by such a result. Attention mixes rows: what it makes is unstructured again.
-- Reassociation: x·A·B may be computed as x·(A·B), which has n² fewer free numbers for a width n between them. A GEMM
-  whose result meets no nonlinearity before the next GEMM pays n² for it; a sum of its result makes it worth nothing;
-  the sum over k counts no more terms than the ranks of both operands.
+- Sparsity: zeros and repeated rows may be skipped. A selection (index, embedding, where, mask, slice, and any unknown
+  operator) makes its inputs partly needed and its result structured. Work on these does not count, nor does work on an
+  operand that is multiplied by such a result. Attention mixes rows: its result is unstructured again.
+- Reassociation: x·A·B may be computed as x·(A·B), which has n² fewer free numbers for a width n between A and B. So n²
+  is subtracted from a GEMM whose result meets no nonlinearity before the next GEMM. A GEMM whose result is only summed
+  counts nothing. The sum over k counts no more terms than the ranks of both operands.
 - Transforms of convolutions (Winograd, FFT): one multiplication for each output element, input and output channel.
-  Strassen's algorithm saves an eighth of a GEMM, which the margin of the bound holds.
-- Symmetry: a product of a value with itself counts half. A causal mask leaves half of an attention; any other mask
+  Strassen's algorithm saves an eighth of a GEMM, which the margin of the bound covers.
+- Symmetry: a GEMM of a value with itself counts half. A causal mask leaves half of an attention; any other mask
   may leave nothing.
 """
 
@@ -27,13 +27,13 @@ from math import inf
 
 
 class Need(IntEnum):
-    """What the step's results need of a value."""
+    """How much of a value the step's results need."""
 
     NONE = 0
     PART = 1  # some elements, unknown which
     SUM = 2  # a linear reduction, in which every element takes part
-    LINEAR = 3  # every element, though the next GEMM may be merged with the one that made it
-    FULL = 4  # every element by itself
+    LINEAR = 3  # every element, but its GEMM may be merged with the next one
+    FULL = 4  # every element individually
 
 
 class Kind(Enum):
@@ -50,11 +50,13 @@ class Kind(Enum):
 class Value:
     """The content of one storage between two writes.
 
-    rank:   no sum over it has more independent terms: infinite for unstructured data, 0 for unknown structure
-    varies: from step to step
-    leaf:   "input", "parameter", "state" or "", by where it comes from
+    rank:   most independent terms in a sum over it: infinite for unstructured data, 0 for unknown structure
+    varies: whether it changes from step to step
+    leaf:   its origin: "input", "parameter" or "state"; "" for a result of the step
     parts:  reads as (period, offset, length, need): `length` of every `period` elements
-    width:  the largest sum over it that a GEMM takes of what follows linearly from it
+    root:   need of the value as a result of the step itself
+    selected: whether a selection reads it
+    width:  most terms that a GEMM sums over values that follow linearly from it
     """
 
     numel: int
@@ -74,7 +76,7 @@ class Value:
         return self.numel * self.itemsize
 
     def covered(self, least: Need) -> float:
-        """Share of its elements that are needed at least so much."""
+        """Share of its elements whose need is `least` or more."""
         if self.root >= least:
             return 1.0
         best = 0.0
@@ -99,7 +101,7 @@ class Read:
     """An operand: a view of a value.
 
     layout: (period, offset, length); None where it is no run of elements that repeats
-    numel:  of the view;  expanded: elements of the value are repeated in it
+    numel:  elements of the view;  expanded: it repeats elements of the value
     """
 
     value: Value
@@ -118,7 +120,7 @@ class Read:
         return 0.0 if self.expanded else self.value.nbytes * length / period
 
     def needed(self, need: Need, width: int) -> None:
-        """Note what a result needs of this operand; `width`: terms of the next sum over it."""
+        """Record a result's need of this operand; `width`: terms of the next sum over it."""
         if need is Need.NONE:
             return
         self.value.width = max(self.value.width, width)
@@ -128,13 +130,13 @@ class Read:
 
 @dataclass(frozen=True)
 class Gemm:
-    """One product inside an operation.
+    """One GEMM inside an operation.
 
-    flops:   with all savings but merging
-    result:  place among the results of its operation
+    flops:   after all savings except merging with another GEMM
+    result:  index among the results of its operation
     inner:   terms of its sums
     dtype:   of the arithmetic
-    weights: bytes of a parameter less to read where it is merged with the next GEMM
+    weights: bytes of parameters that need not be read where it is merged with the next GEMM
     """
 
     flops: float
@@ -153,12 +155,12 @@ class Operation:
     reads: Sequence[Read]
     results: Sequence[Value]
     gemms: Sequence[Gemm] = ()
-    factors: Sequence[Read] = ()  # those that are multiplied with each other
+    factors: Sequence[Read] = ()  # operands that are multiplied with each other
 
 
 @dataclass(frozen=True)
 class Necessary:
-    """Bytes and flops of a step at least; see `optexp.records.roofline.StepWork`."""
+    """Least bytes and flops of a step; see `optexp.records.roofline.StepWork`."""
 
     input_bytes: float
     kept_bytes: float
@@ -168,7 +170,7 @@ class Necessary:
 def layout(sizes: Sequence[int], strides: Sequence[int], offset: int, whole: int) -> tuple[tuple[int, int, int], bool]:
     """A view as (period, offset, length) of runs in a storage of `whole` elements, and whether it repeats elements.
 
-    A length of 0 stands for a view that is no repeated run.
+    Its length is 0 for a view that is no repeated run.
     """
     expanded = any(stride == 0 and size > 1 for size, stride in zip(sizes, strides, strict=True))
     steps = sorted((stride, size) for size, stride in zip(sizes, strides, strict=True) if size > 1 and stride)
@@ -208,13 +210,13 @@ def necessary(
     mutated: Iterable[tuple[Value, Value]],
     leaves: Iterable[Value],
 ) -> Necessary:
-    """Walk back from the results of a step, and count what they need.
+    """Walk back from the results of a step, and count the work that they need.
 
     Args:
         results: Outputs, which may be views.
-        gradients: Those that the step leaves.
-        mutated: Parameters, buffers and optimizer state that the step changes, before and after it.
-        leaves: Inputs, parameters and state, before it.
+        gradients: Gradients that the step leaves behind.
+        mutated: Values, before and after the step, of parameters, buffers and optimizer state that it changes.
+        leaves: Inputs, parameters and state before the step.
     """
     outputs, left, changed = list(results), list(gradients), list(mutated)
     for value in (*left, *(after for _, after in changed)):
@@ -253,7 +255,7 @@ def necessary(
 
 
 def propagate(operation: Operation, needs: Sequence[Need]) -> None:
-    """What each operand is needed for, by what the results are needed for."""
+    """Record an operation's needs of its operands, given the needs of its results."""
     inner = max((gemm.inner for gemm in operation.gemms), default=0)
     for read in operation.reads:
         others = [r for r in operation.factors if r is not read]
@@ -267,7 +269,7 @@ def propagate(operation: Operation, needs: Sequence[Need]) -> None:
 
 
 def of_operand(kind: Kind, need: Need, read: Read, result: Value, generic: bool) -> Need:
-    """What one result, needed for `need`, needs of one operand.
+    """The need that one result, itself of need `need`, has of one operand.
 
     generic: another operand of the same size holds unstructured data that varies
     """

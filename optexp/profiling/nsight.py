@@ -20,7 +20,7 @@ _PERCENT = {  # names of metrics in "%", by field of a row
     "Achieved Occupancy": "occupancy_percent",
     "Theoretical Occupancy": "theoretical_occupancy_percent",
 }
-_ADVICE = {"OPT", "WRN"}  # types of rules that say more than what was measured
+_ADVICE = {"OPT", "WRN"}  # types of rules that advise; others repeat measurements
 SYSTEM_REPORTS = {
     "cuda_gpu_kern_sum": "Kernels",
     "cuda_gpu_mem_time_sum": "Copies",
@@ -100,7 +100,7 @@ def advice(text: str) -> list[Advice]:
         known = found.get((kernel, rule))
         if known is None or (speedup or 0.0) > (known.speedup_percent or 0.0):
             found[kernel, rule] = Advice(kernel, rule, " ".join(row["Rule Description"].split()), speedup)
-    return sorted(found.values(), key=lambda each: -(each.speedup_percent or 0.0))
+    return sorted(found.values(), key=lambda finding: -(finding.speedup_percent or 0.0))
 
 
 def _number(text: str) -> float | None:
@@ -153,7 +153,7 @@ def _first(row: Row, columns: Iterable[str]) -> str:
 
 
 def refusal(output: str) -> str:
-    """Why a tool measured nothing, in its own words; empty where it names no error."""
+    """The tool's own reason for measuring nothing; empty where its output has no error."""
     if "ERR_NVGPUCTRPERM" in output:
         return "the driver lets only administrators read the performance counters (ERR_NVGPUCTRPERM)"
     errors = re.findall(r"==ERROR==\s*(.+)", output)

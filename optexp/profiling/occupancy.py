@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from optexp.records.compiler import DeviceLimits
 
 REGISTERS_STEP = 256  # a warp's registers are handed out in units of so many (compute capability 3.5 and later)
-SHARED_STEP = 128  # bytes, likewise of a block's shared memory from 8.0 on
-SHARED_SYSTEM = 1024  # bytes of a block that the driver keeps from 8.0 on
+SHARED_STEP = 128  # bytes: a block's shared memory is handed out in units of so many (8.0 and later)
+SHARED_SYSTEM = 1024  # bytes of each block's shared memory that the driver reserves (8.0 and later)
 BLOCKS = {(7, 0): 32, (7, 2): 32, (7, 5): 16, (8, 0): 32, (8, 6): 16, (8, 7): 16, (8, 9): 24, (9, 0): 32, (10, 0): 32,
           (10, 3): 32, (11, 0): 24, (12, 0): 24, (12, 1): 24}  # fmt: skip
 
@@ -20,7 +20,7 @@ def resident_blocks(capability: tuple[int, int]) -> int | None:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """share: resident warps by those that fit;  limited_by: the scarcest resource"""
+    """share: resident warps over the most that a multiprocessor holds;  limited_by: the scarcest resource"""
 
     share: float
     blocks_per_sm: int
@@ -28,12 +28,12 @@ class Occupancy:
 
 
 def occupancy(limits: DeviceLimits, threads: int, registers: int, shared_bytes: int) -> Occupancy | None:
-    """Of a kernel.
+    """The theoretical occupancy of a kernel.
 
     Args:
-        threads: Of a block.
-        registers: Of a thread.
-        shared_bytes: Of a block, static and dynamic.
+        threads: Threads of a block.
+        registers: Registers of a thread.
+        shared_bytes: Shared memory of a block, static and dynamic.
 
     Returns:
         None for a block that cannot run there.

@@ -1,4 +1,4 @@
-"""Operators of a step: host time beside device time, by name, by shapes and by module; and who called whom."""
+"""Operators of a step: host and device time by name, by shapes and by module; and the tree of their calls."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ BACKWARD = "autograd::engine::evaluate_function: "
 class OperatorTimes:
     """Times of every operator of a trace, in the order of `Trace.ops`; all in µs over all steps.
 
-    device:       its own kernels and copies, and those of the operators that it called
-    device_self:  those of which it is the innermost operator
-    modules:      path of the innermost module around it; of a backward function, of its forward operator
+    device:       kernels and copies of the operator and of the operators that it called
+    device_self:  kernels and copies of which it is the innermost operator
+    kernels:      number of kernels and copies in `device`
+    modules:      path of the innermost module around it; a backward function has the module of its forward operator
     backward:     index of the forward operator of each backward function, by the function's index
     """
 
@@ -32,22 +33,22 @@ class OperatorTimes:
 
 
 def times(trace: Trace) -> OperatorTimes:
-    """Device time is an operator's by the call that launched it; kernels of a graph have no operator."""
+    """Times of the operators. Kernels belong to the operator that launched them; kernels of a graph belong to none."""
     place = {op.id: index for index, op in enumerate(trace.ops) if op.id is not None}
-    own, count = [0.0] * len(trace.ops), [0] * len(trace.ops)
+    self_us, launched = [0.0] * len(trace.ops), [0] * len(trace.ops)
     for work in gpu_work(trace):
         if work.op is not None and work.op.id is not None:
-            own[place[work.op.id]] += work.duration
-            count[place[work.op.id]] += 1
-    whole, kernels = [0.0] * len(trace.ops), [0] * len(trace.ops)
-    for index, us in enumerate(own):
-        at = index
-        while at >= 0 and count[index]:
-            whole[at] += us
-            kernels[at] += count[index]
-            at = trace.ops[at].parent
+            self_us[place[work.op.id]] += work.duration
+            launched[place[work.op.id]] += 1
+    total_us, kernels = [0.0] * len(trace.ops), [0] * len(trace.ops)
+    for index, us in enumerate(self_us):
+        outer = index
+        while outer >= 0 and launched[index]:
+            total_us[outer] += us
+            kernels[outer] += launched[index]
+            outer = trace.ops[outer].parent
     backward = backward_of(trace)
-    return OperatorTimes(whole, own, kernels, modules_of(trace, backward), backward)
+    return OperatorTimes(total_us, self_us, kernels, modules_of(trace, backward), backward)
 
 
 def gpu_work(trace: Trace) -> list[Kernel | Copy]:
@@ -56,9 +57,10 @@ def gpu_work(trace: Trace) -> list[Kernel | Copy]:
 
 
 def backward_of(trace: Trace) -> dict[int, int]:
-    """Of each function of a backward pass, the forward operator that autograd numbered alike, both by index.
+    """Index of the forward operator of each backward function, by the function's index: both have one autograd number.
 
-    Several operators share a number until one is recorded for backward: the last of them, and of these the outermost.
+    Operators share a number until autograd records one for backward. So the last operator of a number counts; where
+    operators of that number are nested, the outermost of them.
     """
     forward: dict[int, int] = {}
     for index, op in enumerate(trace.ops):
@@ -79,7 +81,7 @@ def _in_backward(trace: Trace, index: int) -> bool:
 
 
 def callers(trace: Trace, index: int) -> Iterator[int]:
-    """Operators around one, the nearest first."""
+    """Indices of the operators around an operator, the innermost first."""
     at = trace.ops[index].parent
     while at >= 0:
         yield at
@@ -94,7 +96,7 @@ def modules_of(trace: Trace, backward: dict[int, int]) -> list[str | None]:
 def lines_of(trace: Trace, backward: dict[int, int]) -> list[str | None]:
     """The line of the user's code that called each operator; of a backward function, its forward operator's line.
 
-    A backward function without a forward operator has the line that asked for the backward pass.
+    A backward function without a forward operator has the line that called `backward`.
     """
     asked = innermost(trace.lines, trace.ops)
     first = [None if _in_backward_pass(trace, index) else line for index, line in enumerate(asked)]
@@ -127,7 +129,7 @@ def _inherited(trace: Trace, found: list[str | None], backward: dict[int, int]) 
     """Places of operators, with each backward function at the place of its forward operator."""
     for function, operator in backward.items():
         found[function] = found[operator]
-    for index in range(len(trace.ops)):  # what a backward function calls belongs to its place
+    for index in range(len(trace.ops)):  # operators inside a backward function have its place
         if found[index] is None:
             found[index] = next((found[at] for at in callers(trace, index) if found[at] is not None), None)
     return found
@@ -154,7 +156,7 @@ Key = tuple[str, str, str]  # name, shapes, module
 
 
 def by_name(trace: Trace) -> list[OperatorEntry]:
-    """One row for each operator, those with most time of their own first: of the device, or of the host alone."""
+    """One row for each operator, those with most device time of their own first, then by host time of their own."""
     return _table(trace, lambda op, module: (op.name, "", ""))
 
 
@@ -164,32 +166,32 @@ def by_shape(trace: Trace) -> list[OperatorEntry]:
 
 
 def by_module(trace: Trace) -> list[OperatorEntry]:
-    """One row for each operator in each module; the module is "" outside all of them, "(model)" in none inside it."""
+    """One row for each operator in each module: "" outside the model, "(model)" in the model but in no submodule."""
     return _table(trace, lambda op, module: (op.name, "", "" if module is None else module or "(model)"))
 
 
 def _table(trace: Trace, key: Callable[[Op, str | None], Key]) -> list[OperatorEntry]:
-    found, sums, twice = times(trace), defaultdict[Key, _Sums](_Sums), repeated(trace)
+    op_times, sums, twice = times(trace), defaultdict[Key, _Sums](_Sums), repeated(trace)
     for index, op in enumerate(trace.ops):
         outer = index
         while outer in twice:
             outer = trace.ops[outer].parent
-        row = sums[key(trace.ops[outer], found.modules[outer])]
+        row = sums[key(trace.ops[outer], op_times.modules[outer])]
         row.host_self += op.self_us
-        row.device_self += found.device_self[index]
+        row.device_self += op_times.device_self[index]
         if outer != index:
             continue
         row.calls += 1
         row.host += op.duration
-        row.device += found.device[index]
-        row.kernels += found.kernels[index]
+        row.device += op_times.device[index]
+        row.kernels += op_times.kernels[index]
         if (work := work_of(op)) is not None:
             row.bytes += work[0]
             row.flops += work[1]
-    for function, operator in found.backward.items():
-        row = sums[key(trace.ops[operator], found.modules[operator])]
+    for function, operator in op_times.backward.items():
+        row = sums[key(trace.ops[operator], op_times.modules[operator])]
         row.backward_host += trace.ops[function].duration
-        row.backward_device += found.device[function]
+        row.backward_device += op_times.device[function]
     steps = len(trace.steps)
     host, device = sum(row.host_self for row in sums.values()), sum(row.device_self for row in sums.values())
     rows = [
@@ -217,7 +219,7 @@ def _table(trace: Trace, key: Callable[[Op, str | None], Key]) -> list[OperatorE
 
 
 def repeated(trace: Trace) -> set[int]:
-    """Operators that are the only call of one with the same name, as an overload is; torch counts both as one."""
+    """Indices of operators whose caller has the same name and calls nothing else (overloads): both count once."""
     called = Counter(op.parent for op in trace.ops)
     return {
         index
@@ -269,7 +271,7 @@ def by_path(trace: Trace) -> list[ModuleEntry]:
 
 
 def outer_paths(module: str | None, known: Container[str]) -> Iterator[str]:
-    """A module's path and those of the modules around it, "" last, as far as they were called."""
+    """A module's path and those of the modules around it, "" last, without modules that were never called."""
     if module is None:
         return
     parts = module.split(".") if module else []
@@ -297,7 +299,7 @@ class Node:
     children: dict[str, Node] = field(default_factory=dict)
 
     def flattened(self, least: float, depth: int = 0) -> Iterator[CallEntry]:
-        """Lines of everything below, but for branches with less than `least` µs on host and device."""
+        """Entries for all nodes below, without branches of less than `least` µs on host and device."""
         for node in self.ranked():
             if max(node.host_us, node.device_us) >= least:
                 yield CallEntry(node.name, depth, node.calls, node.kernel, node.host_us, node.device_us)
@@ -307,12 +309,12 @@ class Node:
         return self.children.setdefault(name, Node(name, kernel=kernel))
 
     def ranked(self) -> list[Node]:
-        """Children, those with most device time first; without any, host time."""
+        """Children, those with most device time first, then by host time."""
         return sorted(self.children.values(), key=lambda node: (-node.device_us, -node.host_us))
 
 
 def call_tree(trace: Trace) -> Node:
-    """Operators by who called them, and below the innermost ones the kernels and copies that they launched."""
+    """The tree of operators' calls, with kernels and copies below the operators that launched them."""
     found, steps, root = times(trace), len(trace.steps), Node("step")
     nodes: list[Node] = [root] * len(trace.ops)
     for index in sorted(range(len(trace.ops)), key=lambda i: (trace.ops[i].start, -trace.ops[i].duration)):

@@ -1,4 +1,4 @@
-"""Whether the traces behind a profile's tables, each of other steps, show the same program."""
+"""Whether the traces behind a profile's tables show the same program; each trace has other steps."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from itertools import chain
 from optexp.profiling.explanation import percent
 from optexp.trace import Trace
 
-APART = 0.2  # of the operators' own time: traces that differ by more contradict each other
+APART = 0.2  # of the operators' own time: traces whose shares differ by more contradict each other
 
 
 def disagreement(traces: Iterable[Trace]) -> str:
-    """The operator about whose share traces differ most, in words; empty where they agree, and on a GPU.
+    """A sentence on the operator whose share differs most between traces; empty where they agree, and on a GPU.
 
-    The shares are of the host's time, which other programs and the marks of a trace lengthen.
+    Shares are of host time, which other programs and the marks of a trace lengthen.
     """
-    found = [shares(trace) for trace in traces if not trace.has_gpu]
-    by_name = {name: [each.get(name, 0.0) for each in found] for name in dict.fromkeys(chain(*found))}
-    ends = {name: (min(of), max(of)) for name, of in by_name.items()}
+    tables = [shares(trace) for trace in traces if not trace.has_gpu]
+    by_name = {name: [table.get(name, 0.0) for table in tables] for name in dict.fromkeys(chain(*tables))}
+    ends = {name: (min(of_traces), max(of_traces)) for name, of_traces in by_name.items()}
     name, (low, high) = max(ends.items(), key=lambda end: end[1][1] - end[1][0], default=("", (0.0, 0.0)))
     if high - low <= APART:
         return ""
@@ -30,7 +30,7 @@ def disagreement(traces: Iterable[Trace]) -> str:
 
 
 def shares(trace: Trace) -> dict[str, float]:
-    """Each operator's own share of the time that the host spends in operators, by name."""
+    """Each operator's own time as a share of the host's time in all operators, by name."""
     own = defaultdict[str, float](float)
     for op in trace.ops:
         own[op.name] += op.self_us

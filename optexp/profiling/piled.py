@@ -1,7 +1,7 @@
-"""Whether each step does its own work: a program may compute a whole block of batches at once, or keep results.
+"""Whether each step does its own work: a program could compute a whole block of batches in one step, or cache results.
 
-A trace has the work of each step without noise: kernels by the step that launched them, or operators on a CPU. Where
-a trace has none, or was cut short, the time of each step takes its place.
+A trace shows the work of each step without noise: kernels by the step that launched them, or operators on a CPU. If
+the trace shows none, or too few steps, the time of each step replaces it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from statistics import fmean, median
 
 from optexp.trace import Kernel, Trace
 
-LIGHT = 0.25  # work of the lightest step over the mean, relative to the baseline's, below which a step does nothing
+LIGHT = 0.25  # work of the lightest step over the mean, relative to the baseline's, below which a step skips work
 
 
 def work(trace: Trace) -> list[float]:
@@ -27,9 +27,9 @@ def work(trace: Trace) -> list[float]:
 
 
 def usual(kernels: Iterable[Kernel]) -> Iterable[tuple[float, float]]:
-    """Start of each kernel's launch, and median µs of all kernels of its name and grid.
+    """Start of each kernel's launch, and the median µs of all kernels with its name and grid.
 
-    A single kernel may have waited, on a GPU that several programs share.
+    The median, because a single kernel may have waited on a GPU that several programs share.
     """
     launched = [(kernel.launch.start, (kernel.name, kernel.grid), kernel) for kernel in kernels if kernel.launch]
     durations = defaultdict[tuple[str, tuple[int, ...]], list[float]](list)
@@ -39,18 +39,18 @@ def usual(kernels: Iterable[Kernel]) -> Iterable[tuple[float, float]]:
 
 
 def tells(found: Sequence[float], turn: int) -> bool:
-    """Whether work was traced, for at least one step on every batch."""
+    """Whether work was traced for at least one step on each of the `turn` batches."""
     return any(found) and len(found) >= turn
 
 
 def lightest(steps: Sequence[float]) -> float:
-    """Work of the lightest step over that of the mean one; 1 where no step does any."""
+    """Work of the lightest step over the mean; 1 where no step does any work."""
     mean = fmean(steps) if steps else 0.0
     return min(steps) / mean if mean else 1.0
 
 
 def piled_up(baseline: Sequence[float], candidate: Sequence[float]) -> str | None:
-    """A sentence where one step of the candidate does the work of others; else None.
+    """A sentence if a step of the candidate does much less work than its mean step; else None.
 
     An honest program has the same operators in each step, and the median durations of its kernels do not vary
     fourfold, so chance raises no alarm.

@@ -13,12 +13,12 @@ from optexp.profiling.breakdown import SYNCHRONISE
 from optexp.profiling.operators import OperatorTimes, innermost, lines_of, times
 from optexp.trace import Line, Trace
 
-MOST = 3  # places that are named
+MOST = 3  # most places that a sentence names
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where the work of each account happens.
+    """Modules and lines in which the work of each account happens.
 
     trace: of one step, with ranges around modules' calls and lines of the user's code
     """
@@ -35,7 +35,7 @@ class Places:
 
     @cached_property
     def by_account(self) -> dict[str, dict[str, float]]:
-        """µs by place, by account."""
+        """µs by account and place."""
         found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         for name, place, us in (*self._gpu(), *self._host()):
             if place:
@@ -76,7 +76,7 @@ class Places:
                     yield name, short_line(line.name), end - start
 
     def _calls_a_module(self, line: Line) -> bool:
-        """Whether a line calls a module: as far as lines tell, Python there is that module's and torch's."""
+        """Whether a line calls a module: its Python time is then the module's and torch's, not the line's."""
         return any(line.start <= call.start and call.end <= line.end for call in self.trace.modules)
 
     def _place(self, index: int) -> str:
@@ -87,5 +87,5 @@ class Places:
 
 
 def short_line(line: str | None) -> str:
-    """ "model.py:12" of a line with its whole path; empty for none."""
+    """ "model.py:12" for a line with its whole path; empty for None."""
     return PurePath(line).name if line else ""

@@ -1,4 +1,4 @@
-"""Operators beside the device's ceilings, and how far the host runs ahead of the device."""
+"""Points of a roofline: operators against the device's ceilings; and how far the host runs ahead of the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from optexp.records.profile import Calibration
 from optexp.records.roofline import Ahead, RooflinePoint
 from optexp.trace import Kernel, Op, Trace
 
-MOST = 40  # points of a picture
+MOST = 40  # most points in a picture
 ONE_EACH = re.compile(r"aten::(add|sub|rsub|mul|div|neg|relu|maximum|minimum|sum|mean|amax|amin|max|min|abs)_?")
 
 
@@ -30,9 +30,9 @@ class _Alike:
 
 
 def points(trace: Trace, calibration: Calibration | None = None) -> list[RooflinePoint]:
-    """Operators whose work their shapes tell, those with most time first; kernels of a graph have no operator.
+    """Operators whose shapes determine their work, those with most time first. Kernels of a graph have no operator.
 
-    The time is the operator's own: of its kernels, or where the GPU did nothing, of the host.
+    The time is the operator's own: of its kernels or, without a GPU, of the host.
     """
     found, on_gpu, twice = times(trace), trace.has_gpu, repeated(trace)
     own = found.device_self if on_gpu else [op.self_us for op in trace.ops]
@@ -46,7 +46,7 @@ def points(trace: Trace, calibration: Calibration | None = None) -> list[Rooflin
         if index in idle:
             continue
         outer = index
-        while outer in twice:  # an overload of itself, whose time it is
+        while outer in twice:  # an overload: its time belongs to the caller of the same name
             outer = trace.ops[outer].parent
         group = alike.setdefault((trace.ops[outer].name, shapes(trace.ops[outer])), _Alike(trace.ops[outer]))
         group.calls += outer == index
@@ -58,7 +58,7 @@ def points(trace: Trace, calibration: Calibration | None = None) -> list[Rooflin
 
 
 def point(group: _Alike, steps: int, whole: float, calibration: Calibration | None) -> RooflinePoint | None:
-    """One row; None where the shapes do not tell the work, or there is none."""
+    """One row; None where the shapes do not determine the work, or there is none."""
     of_call = counted(group.op)
     if of_call is None or not of_call.bytes:
         return None
@@ -82,7 +82,7 @@ def point(group: _Alike, steps: int, whole: float, calibration: Calibration | No
 
 
 def counted(op: Op) -> Work | None:
-    """The work of a call; arithmetic on elements counts one operation for each, where it is no more than that."""
+    """The work of a call; operators of `ONE_EACH` count one operation for each element."""
     found = work(op)
     if found is None or found.flops or not ONE_EACH.fullmatch(op.name):
         return found
@@ -91,7 +91,7 @@ def counted(op: Op) -> Work | None:
 
 
 def delegating(trace: Trace) -> set[int]:
-    """Operators that leave all of their work to one that they call: on a host, only that one takes the time."""
+    """Operators that delegate all of their work to a callee: on a host, all of the time is the callee's."""
     moved = [found.bytes if (found := work(op)) is not None else 0.0 for op in trace.ops]
     return {
         op.parent
@@ -101,7 +101,7 @@ def delegating(trace: Trace) -> set[int]:
 
 
 def ahead(trace: Trace) -> Ahead | None:
-    """µs from the call of a launch to the start of its kernel or copy; None without any outside of graphs."""
+    """µs from the call of a launch to the start of its kernel or copy; None where graphs launch all kernels."""
     gaps = [k.start - k.launch.start for k in trace.kernels if k.launch is not None and not k.in_graph]
     gaps += [c.start - c.launch.start for c in trace.copies if c.launch is not None]
     return Ahead(median(gaps), max(gaps), len(gaps)) if gaps else None

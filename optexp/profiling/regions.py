@@ -24,9 +24,9 @@ W = TypeVar("W", Kernel, Copy)
 
 
 def phases(trace: Trace) -> list[RangeEntry]:
-    """One row for each phase of the step, in their order, and one for the rest of it; empty where none was marked.
+    """One row for each phase of the step, in their order, and one for the rest; empty where no phase was marked.
 
-    The host waits inside a phase for the threads that it employs there, as autograd's, so that their launches count.
+    Launches of other threads during a phase count, as the host waits inside the phase for autograd's thread.
     """
     marks = named(trace, PHASE)
     if not marks:
@@ -40,13 +40,13 @@ def phases(trace: Trace) -> list[RangeEntry]:
 
 
 def regions(trace: Trace) -> list[RangeEntry]:
-    """One row for each region of the user's, in the order of their first calls."""
+    """One row for each region that the user marked, in the order of their first calls."""
     backward = backward_of(trace)
     return [_entry(trace, name, Part(trace, ranges), backward) for name, ranges in named(trace, REGION).items()]
 
 
 def named(trace: Trace, prefix: str) -> dict[str, list[Range]]:
-    """Ranges whose name begins so, by the rest of their name."""
+    """Ranges whose name begins with `prefix`, by the rest of their name."""
     found = defaultdict[str, list[Range]](list)
     for mark in sorted(trace.annotations, key=lambda mark: mark.start):
         if mark.name.startswith(prefix):
@@ -73,8 +73,8 @@ def _row(
     backward_host: float = 0.0,
     backward_work: Sequence[Kernel | Copy] = (),
 ) -> RangeEntry:
-    steps, whole = len(trace.steps), sum(each.duration for each in gpu_work(trace))
-    device, backward_device = (sum(each.duration for each in some) for some in (work, backward_work))
+    steps, whole = len(trace.steps), sum(kernel.duration for kernel in gpu_work(trace))
+    device, backward_device = (sum(kernel.duration for kernel in kernels) for kernels in (work, backward_work))
     return RangeEntry(
         name=name,
         calls=calls / steps,
@@ -90,7 +90,7 @@ def _row(
 
 @dataclass(frozen=True)
 class Part:
-    """The part of a trace that lies in some ranges of one name. Ranges inside others of them count once."""
+    """The part of a trace inside ranges of one name. Nested ranges of that name count once."""
 
     trace: Trace
     ranges: Sequence[Range]
@@ -98,7 +98,7 @@ class Part:
 
     @cached_property
     def by_thread(self) -> dict[object, Union]:
-        """Time inside, by thread."""
+        """Time inside the ranges, by thread."""
         threads = {mark.thread for mark in self.ranges}
         return {thread: Union(m.interval for m in self.ranges if m.thread == thread) for thread in threads}
 
@@ -108,7 +108,7 @@ class Part:
 
     @cached_property
     def calls(self) -> int:
-        """Number of ranges that are in no other of them."""
+        """Number of ranges that lie in no other range of the part."""
         ends, count = dict[object, float](), 0
         for mark in sorted(self.ranges, key=lambda mark: (mark.start, -mark.duration)):
             if mark.end > ends.get(mark.thread, float("-inf")):
@@ -121,17 +121,17 @@ class Part:
         return {op.id: index for index, op in enumerate(self.trace.ops) if op.id is not None}
 
     def place(self, work: Kernel | Copy) -> int | None:
-        """Index of the operator that launched it."""
+        """Index of the operator that launched a kernel or copy; None where unknown."""
         return self._places.get(work.op.id) if work.op is not None else None
 
     def holds(self, event: Op | Call) -> bool:
-        """Whether an event of the host began inside, on the same thread."""
+        """Whether an event of the host began inside a range of its own thread (of any, with `every_thread`)."""
         if self.every_thread:
             return self.anywhere.holds(event.start)
         return event.thread in self.by_thread and self.by_thread[event.thread].holds(event.start)
 
     def launched(self, work: Kernel | Copy) -> bool:
-        """Whether it was launched inside, by the same thread or by autograd's, for which that thread waits."""
+        """Whether a launch came from inside: by the range's thread, or by autograd's while that thread waits for it."""
         if work.launch is None:
             return False
         if self.holds(work.launch):
@@ -144,7 +144,7 @@ class Part:
         return any(self.trace.ops[at].name.startswith(BACKWARD) for at in (index, *callers(self.trace, index)))
 
     def functions(self, backward: dict[int, int]) -> set[int]:
-        """Backward functions of the operators inside, by index."""
+        """Indices of the backward functions of operators inside."""
         return {function for function, operator in backward.items() if self.holds(self.trace.ops[operator])}
 
     def backward_work(self, functions: set[int]) -> list[Kernel | Copy]:
@@ -161,8 +161,9 @@ def shares_of_region(modules: Sequence[ModuleEntry], trace: Trace, name: str) ->
     """Modules with their shares of a region's time, in both passes.
 
     Args:
-        modules: Of the region alone, from this trace.
-        trace: That holds the region, with a range around each module's call.
+        modules: Modules of the region alone, from this trace.
+        trace: Trace of the region, with a range around each module's call.
+        name: Of the region.
     """
     region = next(entry for entry in regions(trace) if entry.name == name)
 
@@ -181,8 +182,8 @@ def shares_of_region(modules: Sequence[ModuleEntry], trace: Trace, name: str) ->
 class Excerpt:
     """One region of a trace.
 
-    tables: its operators, calls, kernels and copies at their places in time, for tables
-    alone:  its time on an axis of its own, gaps in which other code worked cut out, for the breakdown of that time
+    tables: the region's operators, calls, kernels and copies at their original times, for tables
+    alone:  the region on a time axis of its own, without the gaps in which other code worked, for the breakdown
     """
 
     tables: Trace
@@ -192,8 +193,8 @@ class Excerpt:
 def excerpt(trace: Trace, name: str) -> Excerpt:
     """The region of this name, with the backward functions of its operators.
 
-    On a GPU its time is that of its kernels and copies, and of the gaps before, between and after them, from the moment
-    when both the host is inside the region and the device has finished what was launched before it.
+    On a GPU its time consists of its kernels and copies and of the gaps before, between and after them. It starts when
+    the host is inside the region and the device has finished all earlier launches.
 
     Raises:
         ConfigError: The traced steps never entered the region.
@@ -211,10 +212,10 @@ def excerpt(trace: Trace, name: str) -> Excerpt:
 
 
 def _kept(part: Part, functions: set[int]) -> Trace:
-    """The trace without everything outside the region; steps stay what they are."""
+    """The trace without events outside the region; steps do not change."""
     trace, inside = part.trace, _operators(part, functions)
     place = {index: at for at, index in enumerate(inside)}
-    work = {id(each) for each in _work(part, functions)}
+    work = {id(launched) for launched in _work(part, functions)}
     pieces = _pieces(part, functions)
     return replace(
         trace,
@@ -255,7 +256,7 @@ def _moved(work: W, axis: _Axis, launches: dict[int, Call]) -> W:
 
 
 class _Axis:
-    """Time on an axis that holds nothing but some intervals, one after another."""
+    """Maps moments to an axis on which the given intervals follow each other without gaps."""
 
     def __init__(self, time: Union) -> None:
         self.time = time
@@ -268,7 +269,7 @@ class _Axis:
 
 
 def _operators(part: Part, functions: set[int]) -> list[int]:
-    """Those inside, and backward functions with what they called."""
+    """Indices of operators inside, of the region's backward functions, and of operators inside these."""
     trace = part.trace
     return [
         index
@@ -283,7 +284,7 @@ def _work(part: Part, functions: set[int]) -> list[Kernel | Copy]:
 
 
 def _pieces(part: Part, functions: set[int]) -> dict[object, Union]:
-    """Host time of the region by thread: its ranges, and runs of its backward functions with nothing between them."""
+    """Host time of the region by thread: its ranges, and uninterrupted runs of its backward functions."""
     intervals = defaultdict[object, list[Interval]](list)
     for mark in part.ranges:
         intervals[mark.thread].append(mark.interval)
@@ -303,26 +304,26 @@ def _in(pieces: dict[object, Union], event: Call | Range) -> bool:
 
 
 def _windows(trace: Trace, kept: Trace, hosts: Iterable[Interval]) -> list[Interval]:
-    """Time of the device for each piece of host time."""
+    """Device time that belongs to each interval of host time."""
     everything = gpu_work(trace)
-    busy, ours = Union(work.interval for work in everything), gpu_work(kept)
+    busy, own_work = Union(work.interval for work in everything), gpu_work(kept)
     mine = {id(work) for work in (*kept.kernels, *kept.copies)}
     others = Union(work.interval for work in everything if id(work) not in mine)
-    own = Union(work.interval for work in ours)
-    found: list[Interval] = []
+    own_busy = Union(work.interval for work in own_work)
+    windows: list[Interval] = []
     for host_start, host_end in hosts:
-        work = [w for w in ours if w.launch is not None and host_start <= w.launch.start <= host_end]
+        work = [w for w in own_work if w.launch is not None and host_start <= w.launch.start <= host_end]
         if not work:
-            found += busy.gaps(host_start, host_end)  # it costs what the device idles meanwhile
+            windows += busy.gaps(host_start, host_end)  # without launches it costs only the device's idle time
             continue
         start, end = min(w.start for w in work), max(w.end for w in work)
         before = max((e for _, e in busy if e <= start), default=float("-inf"))
         after = min((s for s, _ in busy if s >= end), default=float("inf"))
-        found += _without(others, own, min(start, max(host_start, before)), max(end, min(host_end, after)))
-    return found
+        windows += _without(others, own_busy, min(start, max(host_start, before)), max(end, min(host_end, after)))
+    return windows
 
 
 def _without(others: Union, own: Union, start: float, end: float) -> list[Interval]:
-    """A window without the time in which only other work ran."""
+    """A window minus the time in which only work outside the region ran."""
     free = list(others.gaps(start, end))
     return [*free, *((max(s, start), min(e, end)) for s, e in own if e > start and s < end)]

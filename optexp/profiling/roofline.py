@@ -1,6 +1,6 @@
-"""What bounds a kernel: memory, arithmetic, or neither. Judged against this device's measured ceilings.
+"""What bounds a kernel: memory, arithmetic, or neither, by this device's measured ceilings.
 
-Where a trace does not tell the work of an operator (see `optexp.profiling.work`), its kernels stay unclassified.
+Where a trace does not show the work of an operator (see `optexp.profiling.work`), its kernels stay unclassified.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from optexp.trace import Kernel, Op, Trace
 
 CLASSES = ("memory_bound", "compute_bound", "latency_bound", "unclassified")
 
-LATENCY = 0.6  # below this share of both ceilings, neither bounds the kernel; above, the nearer one does
-SHORT_US = 10.0  # below, a kernel's start and end weigh as much as its work
+LATENCY = 0.6  # a kernel below this share of both ceilings is latency-bound; else the nearer ceiling bounds it
+SHORT_US = 10.0  # in a shorter kernel, start and end take as long as the work
 
 
 def kernel_classes(trace: Trace, calibration: Calibration | None, beside: Trace | None = None) -> dict[str, float]:
     """GPU time of all kernels by class, in µs over all steps.
 
-    Inside a graph no operator is known: there a kernel has the class that the same launch has in the trace `beside`.
+    A graph hides operators: a kernel in a graph has the class of the same kernel, grid and block in the trace `beside`.
     """
     seen = {} if beside is None else {kernel.configuration: found for kernel, found in _classed(beside, calibration)}
     classes = dict.fromkeys(CLASSES, 0.0)
@@ -52,7 +52,7 @@ def _classed(trace: Trace, calibration: Calibration | None) -> Iterator[tuple[Ke
 
 
 def _by_launch(kernel: Kernel, multiprocessors: int | None) -> str:
-    """What can be said without shapes: too few blocks for the card, or a long kernel that makes one pass."""
+    """The class by the launch alone: too few blocks for the card, or a long kernel that is known to make one pass."""
     blocks = kernel.blocks
     if kernel.duration < SHORT_US and blocks is not None and multiprocessors and blocks < multiprocessors:
         return "latency_bound"
@@ -61,12 +61,12 @@ def _by_launch(kernel: Kernel, multiprocessors: int | None) -> str:
     return "unclassified"
 
 
-_MOVES = re.compile(r"\bCatArrayBatchedCopy")  # of aten::cat, whose list of inputs has no dtypes in a trace
+_MOVES = re.compile(r"\bCatArrayBatchedCopy")  # kernel of aten::cat, whose inputs have no dtypes in a trace
 
 
 @cache
 def _passes() -> re.Pattern[str]:
-    """The names of kernels that read and write once: Inductor's pointwise ones, and ours but for GEMMs."""
+    """Names of kernels that read and write once: Inductor's pointwise kernels, and optexp's kernels except GEMMs."""
     files = pkgutil.iter_modules(importlib.import_module("optexp.kernels").__path__)
     ours = "|".join(file.name for file in files if not re.match(r"_|.*linear", file.name))
     return re.compile(rf"triton_poi_|({ours})_(forward|backward)$")
@@ -89,8 +89,11 @@ def _by_work(op: Op, kernels: list[Kernel], calibration: Calibration) -> str | N
 
 
 def ceiling(op: Op, kernels: list[Kernel], reached: float, calibration: Calibration) -> float | None:
-    """The rate this GEMM is held against. float32 that outruns float32 was done in TensorFloat-32: by our own
-    kernels in several TF32 GEMMs, whose flops are counted once."""
+    """The calibrated flop/s that a GEMM is compared with; None where its dtype was not calibrated.
+
+    A float32 GEMM that is faster than float32's ceiling ran in TensorFloat-32. optexp's own kernels compute float32 by
+    several TF32 GEMMs, whose flops count once.
+    """
     dtype = op.inputs[0][0] if op.inputs else ""
     if dtype == "float32" and OUR_GEMMS.match(op.name):
         return float32_rate(calibration.matrix)
@@ -103,6 +106,6 @@ def ceiling(op: Op, kernels: list[Kernel], reached: float, calibration: Calibrat
 
 
 def matrix_flop(trace: Trace) -> float:
-    """Floating-point operations in the GEMMs of a step; those in graphs and fused kernels are not seen."""
+    """Floating-point operations in the GEMMs of a step, without GEMMs in graphs and fused kernels."""
     works = (work_of(op) for op in trace.ops if op.name in MATRIX)
     return sum(work[1] for work in works if work is not None) / len(trace.steps)

@@ -7,19 +7,19 @@ from optexp.schema import choice
 
 @dataclass
 class ProfileSettings:
-    """How steps are traced, and what of them is shown.
+    """How steps are traced, and which tables are made.
 
     wait:    steps before the profiler starts
-    warmup:  steps that the profiler sees and drops, after those
+    warmup:  steps after these that the profiler records and drops
     active:  steps that are traced; null: measurement.profile_steps, or fewer where a step is slow
-    repeat:  recordings, each after `wait` and `warmup` steps; tables are of the one with the median step
+    repeat:  recordings, each after `wait` and `warmup` steps; tables use the recording with the median step time
     region:  name of an `optexp.region`, to which breakdown, tables and diagnosis are limited (mode=profile)
     stacks:  a further trace with Python calls, and a flame graph of the host; null: in mode=profile
     tool:    an Nsight tool that runs the program once more: ncu (kernels) or nsys (the system) (mode=profile)
     ncu_set: sections that ncu collects
     kernels: launches of kernels that ncu measures, at most
-    details: modules, lines of code, memory by category, compiled graphs and the physical lower bound; seconds of a
-             comparison; null: unless verify=only
+    details: tables of modules, lines of code, memory by category and compiled graphs, and the physical lower bound:
+             some seconds more; null: true unless verify=only
     """
 
     wait: int = 0

@@ -13,7 +13,7 @@ from optexp.records.ranges import Ranges
 from optexp.trace import Trace
 
 MOST_TOP = 10  # rows of the tables of kernels and operators without details
-LIGHTEST = 0.005  # of a step: calls with less are left out of the tree
+LIGHTEST = 0.005  # of a step: branches of the call tree with less time are left out
 EVERY = 10**6
 
 
@@ -25,7 +25,7 @@ def tables(
     Args:
         metrics: Figures of the breakdown and of memory.
         by_module: The trace that has a range around each module's call; None where modules were not marked.
-        rows, top: At most so many rows of each table, and of the two shortest ones.
+        rows, top: Most rows of each table; `top`: of the tables of kernels and operators with most time.
     """
     tree = call_tree(trace)
     return ArmProfile(

@@ -1,4 +1,4 @@
-"""An optimizer's part of a step: what is saved where one kernel updates all parameters."""
+"""An optimizer's part of a step, and the most that one kernel for all parameters can save of it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from optexp.profiling.bounds import Bound
 from optexp.profiling.intervals import Union
 from optexp.profiling.predicting import TRACED_US, Parts
 
-UPDATE = "Optimizer.step"  # begins the name of torch's range around it
+UPDATE = "Optimizer.step"  # beginning of the name of torch's range around an update
 
 
 def in_one_kernel(step: Parts) -> Bound | None:
-    """The step whose update is one kernel that the host need not prepare; None where the trace has no update."""
+    """The bound of a step whose update is one kernel without host time; None where the trace has no update."""
     host = on_host_us(step)
     if host is None:
         return None
@@ -27,33 +27,33 @@ def spans(step: Parts) -> Union:
 
 
 def on_host_us(step: Parts) -> float | None:
-    """Of a step, for its updates."""
+    """Host time of the updates per step; None where the trace has no update."""
     found = spans(step).total
     return found / len(step.trace.steps) if found else None
 
 
 def least_on_host_us(step: Parts) -> float:
-    """The same without what tracing may have added to it; 0 where the trace has no update."""
+    """`on_host_us` minus the most that tracing may have added; 0 where the trace has no update."""
     inside = spans(step)
     operators = sum(inside.holds(op.start) for op in step.trace.ops) / len(step.trace.steps)
     return max((on_host_us(step) or 0.0) * step.scale - TRACED_US * operators, 0.0)
 
 
 def saved_us(step: Parts) -> float:
-    """Of the device, where its longest kernel alone updates all parameters: it does part of the work of all."""
+    """Most device time that one kernel for all updates saves: it takes at least as long as the longest kernel now."""
     updates = [piece for piece in step.pieces if piece.account == "optimizer"]
     longest = max((piece.longest for piece in updates), default=0.0)
     return max(sum(piece.us for piece in updates) / len(step.trace.steps) - longest, 0.0)
 
 
 def longest_operator_us(step: Parts) -> float:
-    """On a CPU, of an update: its longest operator."""
+    """µs of the longest operator in an update, on a CPU."""
     inside = spans(step)
     return max((op.self_us for op in step.trace.ops if inside.holds(op.start)), default=0.0)
 
 
 def is_fused_when_captured(step: Parts) -> bool:
-    """Whether a graph may hold a fused update in place of this one: of SGD, and of anything beside a GradScaler."""
+    """Whether graph capture may replace this update by a fused one: it does for SGD, and beside a GradScaler."""
     inside = spans(step)
-    roots = any("sqrt" in op.name for op in step.trace.ops if inside.holds(op.start))  # of Adam and its kin
+    roots = any("sqrt" in op.name for op in step.trace.ops if inside.holds(op.start))  # Adam and relatives use roots
     return not roots or any("_amp_foreach" in op.name for op in step.trace.ops)

@@ -49,7 +49,7 @@ class View:
         return self.accounts.get(name, Account())
 
     def places(self, name: str) -> list[str]:
-        """Modules and lines of an account's work; none where they are not known."""
+        """Modules and lines of an account's work; empty where unknown."""
         return self._places.of(name) if self._places else []
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Waste: work of a step that the same program, written otherwise, leaves out, and the lines that cause it.
+"""Waste: work of a step that the same program could leave out if written differently, and the lines that cause it.
 
 The states of a step (bound by memory, by arithmetic, by the host) are in `diagnosis`.
 """
@@ -20,15 +20,15 @@ from optexp.support.units import duration
 from optexp.trace import MATRIX_OPS, short_name
 
 LEAST = 0.1  # share of the step from which waste is named
-LATE = 0.2  # share of the step in which the GPU waits for the host, and streams need not wait for each other
-STALLED = 0.05  # the same for compilation, which produces no result
+LATE = 0.2  # share of the step in host-late gaps, from which the host may explain idle streams
+STALLED = 0.05  # share of the step from which compilation in steady steps is named
 MANY_UPDATES = 20  # kernels per step of an optimizer that updates parameters one by one
 
 Rule = Callable[[View], Bottleneck | None]
 
 
 def waste(view: View) -> list[Bottleneck]:
-    """Everything avoidable that takes a tenth of the step or more, the largest share first."""
+    """All avoidable work of at least its rule's share of the step, the largest share first."""
     found = [bottleneck for rule in RULES if (bottleneck := rule(view)) is not None]
     return sorted(found, key=lambda bottleneck: -bottleneck.share)
 
@@ -40,7 +40,7 @@ def casts(view: View) -> Bottleneck | None:
 
 
 def layout_copies(view: View) -> Bottleneck | None:
-    """Tensors are copied as they are, or into another layout."""
+    """Tensors are copied unchanged, or into another layout."""
     why = "copies of tensors on the same device take {share} of the step, {calls} of them{where}"
     return _account(view, "layout copies", why, "leave out clone() and contiguous(), or choose the layout once")
 
@@ -52,7 +52,7 @@ def recomputation(view: View) -> Bottleneck | None:
 
 
 def fills(view: View) -> Bottleneck | None:
-    """Memory is filled before it is written."""
+    """Memory is filled with a constant."""
     why = "fills of memory take {share} of the step{where}"
     return _account(view, "fills", why, "zero_grad(set_to_none=True); torch.empty for what is written anyway")
 
@@ -71,7 +71,7 @@ def allocation(view: View) -> Bottleneck | None:
 
 
 def python(view: View) -> Bottleneck | None:
-    """The host computes in Python while nothing else happens; advice only where a line of the user's own does so."""
+    """The host runs Python and nothing else; with advice only where a line of the user's code is known."""
     why = "Python outside of torch takes {share} of the step{where}"
     found, lines = _account(view, PYTHON, why, ""), ", ".join(view.places(PYTHON))
     words = f"Python in {lines}: move it out of the step, or to a thread of its own"
@@ -171,7 +171,7 @@ def small_grids(view: View) -> Bottleneck | None:
 
 
 def streams_in_turn(view: View) -> Bottleneck | None:
-    """Several streams, of which one waits for the other all the time."""
+    """Several streams that never run concurrently: one always waits for the other."""
     by_stream: dict[int | None, list[tuple[float, float]]] = {}
     for kernel in view.trace.kernels:
         by_stream.setdefault(kernel.stream, []).append(kernel.interval)

@@ -1,8 +1,8 @@
 """Work of an operator by its shapes: bytes read and written, floating-point operations, and both as formulas.
 
-A trace has the shapes and dtypes that went into an operator, neither its outputs nor addresses. So outputs are
-estimated (the broadcast of the inputs, m×n of a GEMM), the same tensor given twice counts twice, and caches are not
-seen. Where even that would be a guess, nothing is said.
+A trace has the shapes and dtypes of an operator's inputs, but neither outputs nor addresses. So outputs are estimated
+(the broadcast of the inputs, m×n of a GEMM), a tensor passed twice counts twice, and caches are ignored. Where an
+estimate would be a guess, the result is None.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from optexp.trace import Op
 
 _BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}  # others: 1
 MATRIX = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::_addmm_activation": 1}
-_CONVOLUTIONS = {  # where their arguments stride, padding and dilation are
+_CONVOLUTIONS = {  # positions of the arguments stride, padding and dilation
     "aten::cudnn_convolution": (3, 2, 4),
     "aten::cudnn_convolution_relu": (3, 4, 5),
     "aten::mkldnn_convolution": (4, 3, 5),
     "aten::_conv_depthwise2d": (4, 5, 6),
 }
-_ATTENTION = {  # where a mask would be told that leaves part of the work out, and what tells that there is none
+_ATTENTION = {  # position of the argument for a causal mask, and its value without one
     "aten::_efficient_attention_forward": (9, "0"),
     "aten::_efficient_attention_backward": (14, "0"),
     "aten::_flash_attention_forward": (8, "False"),
     "aten::_flash_attention_backward": (11, "False"),
 }
-# Names declare GEMMs: `linear` in a kernel's name, `_gemm` at the end of a shared function or of a source of CUDA C++.
+# Our GEMMs are known by name: `linear` in a kernel's name, or `_gemm` ending a function's or a CUDA C++ source's name.
 OUR_GEMMS = re.compile(r"optexp\.(\w*linear\w*_forward$|\w+_gemm(\.|$))")
 _SHAPE_KEEPING = re.compile(
     r"add|sub|rsub|mul|div|neg|reciprocal|abs|sign|pow|square|r?sqrt|exp2?|log|log1p|erf|sin|cos|relu|elu|mish"
@@ -46,10 +46,11 @@ Tensor = tuple[str, tuple[int, ...]]  # dtype and shape
 
 @dataclass(frozen=True)
 class Work:
-    """Of one call.
+    """Work of one call.
 
     read, written: tensors, each as often as it is moved
-    flops:         floating-point operations;  formula: of them, with its numbers, empty where there are none
+    flops:         floating-point operations
+    formula:       formula of `flops` with its numbers; empty where there are none
     """
 
     read: Sequence[Tensor]
@@ -94,13 +95,13 @@ def amount(value: float) -> str:
 
 
 def work_of(op: Op) -> tuple[float, float] | None:
-    """Bytes read and written and floating-point operations of one call; None where the trace does not tell."""
+    """Bytes read and written, and floating-point operations, of one call; None where the trace does not show them."""
     found = work(op)
     return None if found is None else (found.bytes, found.flops)
 
 
 def work(op: Op) -> Work | None:
-    """Tensors that one call moves, and what it computes; None where the trace does not tell."""
+    """Tensors that one call moves, and its arithmetic; None where the trace does not show them."""
     inputs = op.inputs
     if not inputs or any(dtype == "" for dtype, _ in inputs):
         return None
@@ -141,10 +142,10 @@ def _matrix(op: Op) -> Work | None:
 
 
 def _our_gemm(op: Op) -> Work:
-    """Multiplications of x·wᵀ by a kernel of ours, each number of x as often as y has columns: x may be given as its
-    transpose, and y with more rows, of whole tiles, for sums in several parts.
+    """The work of one of our GEMMs, x·wᵀ: each element of x is multiplied once for each column of y.
 
-    Of the matrices, kernels in Triton are given x, w and y last, those in CUDA C++ x first and y last.
+    x may be passed as its transpose; y may have more rows, in whole tiles, for sums in several parts (split-k). Triton
+    kernels take x, w and y as their last three matrices; CUDA C++ takes x as the first matrix and y as the last.
     """
     matrices = [shape for _, shape in op.inputs if len(shape) == 2]
     if len(matrices) < 3:
@@ -170,7 +171,7 @@ def _convolution(op: Op) -> Work | None:
 
 
 def _taps(out: Sequence[int], weight: Sequence[int]) -> str:
-    """A product for each element of the output and each number of one filter."""
+    """The formula of a convolution: one multiplication for each element of the output and of one filter."""
     return f"2·{'·'.join(map(str, (*out, *weight[1:])))}"
 
 

@@ -16,14 +16,16 @@ Configuration = tuple[str, tuple[int, ...], tuple[int, ...]]  # a kernel's name,
 
 @dataclass(frozen=True)
 class Piece:
-    """Kernels of one operator, or one kernel whose operator is not known; over all steps.
+    """All kernels of one call of an operator, or one kernel without a known operator.
 
     step:    index of the step that launched them
     account: name of the kind of work (see `optexp.profiling.accounts`)
-    us:      of the device; longest: of the longest kernel
+    name:    of the operator; empty where unknown
+    us:      device time; longest: µs of the longest kernel
+    kernels: names
     dtype:   of the operator's first floating-point tensor
     read, written: bytes of the largest tensor that is read, and of the largest that is written
-    bytes, flops: in all; 0 where the trace does not tell
+    bytes, flops: totals; 0 where the trace does not show them
     shapes:  of the operator's tensors
     """
 
@@ -42,7 +44,7 @@ class Piece:
 
 
 def pieces(trace: Trace, beside: Trace | None = None) -> list[Piece]:
-    """beside: the same work launched kernel by kernel, whose operators stand for those of kernels in a graph"""
+    """Pieces of all steps.  beside: a trace without a graph; it names the operators of kernels that a graph launches"""
     known = alone_in_their_operator(beside.kernels) if beside is not None else {}
     starts = [step.start for step in trace.steps]
     groups: dict[object, list[tuple[str, Kernel]]] = {}
@@ -60,7 +62,7 @@ def pieces(trace: Trace, beside: Trace | None = None) -> list[Piece]:
 
 
 def alone_in_their_operator(kernels: Sequence[Kernel]) -> dict[Configuration, Op]:
-    """Operators that launched one kernel, whose work is that kernel's."""
+    """Operators that launched a single kernel, by that kernel's configuration."""
     launched = Counter(kernel.op.id for kernel in kernels if kernel.op is not None)
     return {k.configuration: k.op for k in kernels if k.op is not None and launched[k.op.id] == 1}
 
@@ -72,8 +74,8 @@ def _piece(step: int, account: str, op: Op | None, kernels: Sequence[Kernel]) ->
         return launched
     dtype = next((dtype for dtype, _ in op.inputs if "float" in dtype), "")
     known = replace(launched, name=op.name, dtype=dtype, shapes=tuple(shape for _, shape in op.inputs))
-    told = work(op)
-    if told is None:
+    moved = work(op)
+    if moved is None:
         return known
-    read, written = (max((size(*tensor) for tensor in some), default=0) for some in (told.read, told.written))
-    return replace(known, read=read, written=written, bytes=told.bytes, flops=told.flops)
+    read, written = (max((size(*tensor) for tensor in some), default=0) for some in (moved.read, moved.written))
+    return replace(known, read=read, written=written, bytes=moved.bytes, flops=moved.flops)

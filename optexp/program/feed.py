@@ -11,7 +11,7 @@ from optexp.program.offered import Place, offered
 
 
 class Feed(Protocol):
-    """The way of the next batch to the device. The core owns the source of batches; a feed brings them.
+    """Brings the next batch to the device. The core owns the source of batches.
 
     Inherit from it: the defaults here fit feeds without work in the background.
     """
@@ -25,14 +25,14 @@ class Feed(Protocol):
     def reset(self, source: Source) -> None:
         """Start again from `source[0]`; drop prefetched batches.
 
-        Keep the source and take nothing from it here: a batch is taken when a step asks for it, or as many steps before
-        as `queue` says. An earlier one makes the verdict INVALID: results could be computed before the clock runs.
+        Keep the source, but take no batch from it here: take a batch when a step asks for it, or at most `queue` steps
+        earlier. A batch taken earlier makes the verdict INVALID: results could be computed before the clock runs.
         """
         ...
 
     @property
     def place(self) -> Place:
-        """Memory in which the core lays out the source before the clock runs; that of `self.feed`, if there is one."""
+        """Memory in which the core lays out the source before the clock runs; a wrapped `self.feed` decides it."""
         inner: Feed | None = getattr(self, "feed", None)
         return Place(self.device) if inner is None else getattr(inner, "place", Place(self.device))
 
@@ -42,7 +42,7 @@ class Feed(Protocol):
 
     @property
     def queue(self) -> int:
-        """The most batches that may lie ready, made in the background. Blocks must outlast them by far."""
+        """Most batches made ahead in the background. Timed blocks must have many times as many steps."""
         return 0
 
     @property
@@ -51,7 +51,7 @@ class Feed(Protocol):
         return None
 
     def pause(self) -> None:
-        """Finish work in the background, which would disturb the timing of the other arm."""
+        """Finish work in the background: it would disturb the timing of the other arm."""
         return
 
 

@@ -22,12 +22,12 @@ from optexp.program import Batch, Feed, Source, map_batch
 from optexp.program.offered import Offered, Place, offered
 from optexp.support.random_state import seed_all, state_of
 
-SHORT_EPOCH = 100  # batches: a smaller one among more moves a mean by less than a percent
+SHORT_EPOCH = 100  # batches: in a longer epoch, a smaller last batch moves the mean by less than a percent
 
 
 @dataclass
 class HostFeed(Feed):
-    """Batches lie in host memory; each is copied to the device when it is asked for, or by the step itself.
+    """Batches lie in host memory; each is copied to the device when a step asks for it, or by the step itself.
 
     pin_memory:    page-locked memory, which the device reads without the CPU's help
     non_blocking:  do not wait for the copy (from pageable memory, CUDA waits all the same)
@@ -76,7 +76,7 @@ class HostFeed(Feed):
 
 
 def generators(loader: DataLoader[Any]) -> list[Callable[[], object]]:
-    """Functions that put a loader's own generators of random numbers back to their present states."""
+    """Functions that restore the present states of a loader's own random number generators."""
     parts = (
         loader,
         loader.dataset,
@@ -93,15 +93,15 @@ def generators(loader: DataLoader[Any]) -> list[Callable[[], object]]:
 class LoaderFeed(Feed):
     """A DataLoader's batches, epoch after epoch without end; each is copied to the device.
 
-    Making batches is the work here, so the core's own are not used: equal seeds give both arms the same ones.
-    Settings left open are the loader's; `dataclasses.replace` changes them, data set and sampling stay.
+    Making batches is part of the work, so the core's batches are not used; equal seeds give both arms equal batches.
+    Settings that are None are the loader's. `dataclasses.replace` changes settings; data set and sampling stay.
 
-    dtype:         of real tensors on the device; None leaves them as they come
+    dtype:         of floating-point tensors on the device; None: unchanged
     workers:       processes that make batches; 0 makes them in the step
     prefetch:      batches that each worker makes ahead
     pin_memory:    a thread copies each batch to page-locked memory
     non_blocking:  do not wait for the copy to the device
-    begin_again:   puts back what the loader, its samplers and its data set draw random numbers from
+    begin_again:   functions that restore the random number generators of loader, samplers and data set
     """
 
     loader: DataLoader[Any]
@@ -111,7 +111,7 @@ class LoaderFeed(Feed):
     prefetch: int | None = None
     pin_memory: bool | None = None
     non_blocking: bool = False
-    cores: set[int] = field(default_factory=lambda: os.sched_getaffinity(0))  # before the arm is bound to some
+    cores: set[int] = field(default_factory=lambda: os.sched_getaffinity(0))  # of the arm before it is bound to fewer
     begin_again: list[Callable[[], object]] | None = None
 
     def __post_init__(self) -> None:
@@ -130,13 +130,13 @@ class LoaderFeed(Feed):
 
     @property
     def period(self) -> int | None:
-        """An epoch, where its last batch is smaller and it is so short that this counts."""
+        """The length of an epoch, if its last batch is smaller and it is at most SHORT_EPOCH; else None."""
         loader = self.loader
         if loader.drop_last or not loader.batch_size or isinstance(loader.dataset, IterableDataset):
             return None
         try:
             examples = len(loader.sampler)  # type: ignore[arg-type]
-        except (TypeError, NotImplementedError):  # samplers need not know
+        except (TypeError, NotImplementedError):  # a sampler without a length
             return None
         epoch = -(-examples // loader.batch_size)
         return epoch if epoch <= SHORT_EPOCH and examples % loader.batch_size else None
@@ -146,7 +146,7 @@ class LoaderFeed(Feed):
             self._start()
         try:
             made = next(self._batches)  # type: ignore[arg-type]
-        except StopIteration:  # of a data set that is iterated, not indexed
+        except StopIteration:  # an iterable data set ended
             self._start()
             made = next(self._batches, None)  # type: ignore[arg-type]
             if made is None:
@@ -163,34 +163,35 @@ class LoaderFeed(Feed):
         return map_batch(lambda tensor: self._to_device(on_host(tensor, self.device, pinned)), batch)
 
     def picked(self, positions: Collection[int], limit_s: float) -> Iterator[tuple[int, Batch]]:
-        """Batches of the first epoch, made here and alone; the feed has just been reset. None of an iterated data set.
+        """Single batches of the first epoch after a reset, made in this process; nothing for an iterable data set.
 
-        positions: of the batches in the epoch;  limit_s: seconds after which the sampler is asked for no more
+        positions: positions of the batches in the epoch
+        limit_s:   seconds after which the sampler is asked for no more indices
         """
-        loader, last, found = self.loader, max(positions, default=-1), dict[int, Any]()
+        loader, last, chosen = self.loader, max(positions, default=-1), dict[int, Any]()
         if isinstance(loader.dataset, IterableDataset):
             return
-        if loader.generator is not None:  # a loader draws its seed from it, and then its sampler starts
+        if loader.generator is not None:  # a loader draws its seed from it before its sampler starts
             torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         end, batched = time.monotonic() + limit_s, loader.batch_sampler is not None
         for position, indices in enumerate(loader.batch_sampler if batched else loader.sampler):  # type: ignore[arg-type]
             if position in positions:
-                found[position] = indices
+                chosen[position] = indices
             if position >= last or time.monotonic() > end:
                 break
         fetch = _MapDatasetFetcher(loader.dataset, batched, loader.collate_fn, loader.drop_last).fetch
-        for position, indices in found.items():
-            seed_all(position)  # of data that draw random numbers
+        for position, indices in chosen.items():
+            seed_all(position)  # for data sets that draw random numbers
             yield position, map_batch(self._to_device, as_batch(fetch(indices)))
 
     def pause(self) -> None:
-        """Take and drop the batches that workers still make; they then wait, and start quickly."""
+        """Take and drop the batches that workers are still making; the idle workers can then resume quickly."""
         if self._batches is not None and self._endless is not None:
             self._endless.stopped = True
             for _ in self._batches:
                 pass
         elif self._batches is not None:
-            self._running = None  # an iterated data set cannot be asked to stop: its workers end
+            self._running = None  # an iterable data set cannot be stopped, so its workers end
         self._batches = None
 
     def _start(self) -> None:
@@ -199,15 +200,15 @@ class LoaderFeed(Feed):
             self._running, self._bound_to = self._build(), cores
         if self._endless is not None:
             self._endless.begin()
-        # Workers and the pinning thread inherit the cores of the thread that starts them: they get those that the
-        # timed loop is not bound to.
+        # Workers and the pinning thread inherit the cores of the thread that starts them: they get the cores to which
+        # the timed loop is not bound.
         with _moved_to(self.cores - cores):
             self._batches = iter(self._running)
 
     def _build(self) -> DataLoader[Any]:
         loader, options = self.loader, dict[str, Any]()
         if self.workers:
-            # Those that live on go on with the random numbers that they had; new ones begin as they did at first.
+            # Persistent workers continue their sequences of random numbers, so a data set that draws gets new workers.
             lasting = isinstance(loader.dataset, IterableDataset) or not draws(loader)
             options = {"prefetch_factor": self.prefetch, "persistent_workers": lasting, "timeout": loader.timeout}
         if isinstance(loader.dataset, IterableDataset):
@@ -235,8 +236,11 @@ class LoaderFeed(Feed):
 
 
 def settings(part: object) -> dict[str, Any]:
-    """A feed, or a step, that copies batches to the device is a dataclass: its fields `pin_memory` and `non_blocking`
-    say how, and `dataclasses.replace` changes it. What has neither copies nothing."""
+    """Settings of a feed or a step by name; empty for one that is no dataclass.
+
+    A feed or step that copies batches to the device is a dataclass with the fields `pin_memory` or `non_blocking`, and
+    `dataclasses.replace` changes them. Without these fields it copies nothing.
+    """
     if not is_dataclass(part):
         return {}
     return {f.name: getattr(part, f.name) for f in fields(part)}
@@ -256,23 +260,23 @@ def on_host(tensor: Tensor, device: torch.device, pinned: bool) -> Tensor:
     """A copy in host memory.
 
     Args:
-        tensor: On any device.
-        device: Of the step.
-        pinned: In page-locked memory, where the device is a GPU.
+        tensor: A tensor on any device.
+        device: Device of the step.
+        pinned: Use page-locked memory if `device` is a GPU.
     """
     copy = tensor.to("cpu", copy=True)
     return copy.pin_memory() if pinned and device.type == "cuda" else copy
 
 
 class _Endless(Sampler[Any]):
-    """A sampler repeated until it is told to stop: then what workers have been asked for is all there is."""
+    """A sampler repeated until `stopped` is set; workers then finish only the batches already requested."""
 
     def __init__(self, epoch: Iterable[Any]) -> None:
         self.epoch, self.stopped = epoch, False
         self.random_state = torch.get_rng_state()
 
     def begin(self) -> None:
-        """Once more. What a loader draws for its own use depends on its workers; samplers start from before that."""
+        """Start again. A loader's own draws depend on its workers, so samplers use the random state before them."""
         self.stopped, self.random_state = False, torch.get_rng_state()
 
     def __iter__(self) -> Iterator[Any]:
@@ -298,7 +302,7 @@ def draws(loader: DataLoader[Any]) -> bool:
     try:
         loader.dataset[0]
         return state() != before
-    except Exception:  # none is called 0, or the loader will meet the same error
+    except Exception:  # there is no item 0, or the loader will meet the same error
         return False
     finally:
         random.setstate(kept[0])
@@ -306,32 +310,32 @@ def draws(loader: DataLoader[Any]) -> bool:
         torch.set_rng_state(kept[2])
 
 
-def as_batch(made: Any) -> Batch:
+def as_batch(item: Any) -> Batch:
     """A loader's item as a batch: tensors in a tuple, or by name.
 
     Raises:
         TypeError: the item holds anything else.
     """
-    batch: Any = (made,) if isinstance(made, Tensor) else made
+    batch: Any = (item,) if isinstance(item, Tensor) else item
     if isinstance(batch, list):
         batch = tuple(batch)
     values = batch.values() if isinstance(batch, Mapping) else batch
     if not isinstance(batch, (tuple, Mapping)) or not all(isinstance(value, Tensor) for value in values):
-        raise TypeError(f"the data loader yields {_shape_of(made)}; a batch is tensors, in a tuple or by name")
+        raise TypeError(f"the data loader yields {_shape_of(item)}; a batch is tensors, in a tuple or by name")
     return batch
 
 
-def _shape_of(made: Any) -> str:
-    if isinstance(made, Mapping):
-        return f"a mapping with {', '.join(f'{key}: {type(value).__name__}' for key, value in made.items())}"
-    if isinstance(made, (list, tuple)):
-        return f"a {type(made).__name__} of {', '.join(type(value).__name__ for value in made)}"
-    return f"a {type(made).__name__}"
+def _shape_of(item: Any) -> str:
+    if isinstance(item, Mapping):
+        return f"a mapping with {', '.join(f'{key}: {type(value).__name__}' for key, value in item.items())}"
+    if isinstance(item, (list, tuple)):
+        return f"a {type(item).__name__} of {', '.join(type(value).__name__ for value in item)}"
+    return f"a {type(item).__name__}"
 
 
 @contextmanager
 def _moved_to(cores: set[int]) -> Iterator[None]:
-    """This thread on `cores` for a moment, so that what it starts stays there; nothing where there are none."""
+    """Bind this thread to `cores` inside the block, for threads and workers that it starts; empty: no change."""
     before = os.sched_getaffinity(0)
     if cores:
         os.sched_setaffinity(0, cores)

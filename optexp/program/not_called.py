@@ -6,7 +6,7 @@ import torch
 
 
 class NotCalled(torch.optim.SGD):
-    """An optimizer over no parameter of the model, which no step calls: updates are by other means."""
+    """An optimizer without parameters of the model; no step calls it, as the step's own optimizers update the model."""
 
     def __init__(self) -> None:
         super().__init__([torch.zeros(())], lr=0.0)

@@ -1,8 +1,7 @@
-"""Batches as a feed gets them: laid out beforehand by the core, and handed out as steps ask for them.
+"""The source of a feed's batches: the core lays them out in memory, and the feed takes one when a step asks for it.
 
-A feed that was given a whole block of batches could have all of their results computed in one call, before the clock
-runs or in a block's first step. So a feed says where batches are to lie, the core puts them there, and the feed takes
-one when a step asks for it.
+A feed with a whole block of batches could compute all their results in one call, before the clock runs or in a block's
+first step. So a feed only names the place of the batches (`Place`), and `Offered` notes how early it takes them.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ class Place:
     """Where batches lie before a feed takes them.
 
     Args:
-        device: Of their memory.
-        pinned: Page-locked memory of the host, which a GPU reads by itself.
-        copied: The feed's own copies: what happens to the source does not reach them.
-        images_last: Batches of images (4 dimensions) in channels-last.
+        device: Device of the memory.
+        pinned: Page-locked host memory, which a GPU reads by itself.
+        copied: Copies of the batches, so that later changes of the source do not reach them.
+        images_last: Images (4 dimensions) in the memory format channels-last.
     """
 
     device: torch.device
@@ -42,11 +41,11 @@ class Place:
 
 
 class Offered(Sequence["Batch"]):
-    """A cycle of batches that remembers how far ahead of the steps somebody takes them.
+    """A cycle of batches that records how far ahead of the steps its batches are taken.
 
-    due:    steps that have asked for a batch since the cycle began
-    ahead:  the most batches that were taken before the step that they are for; -1 where none was taken at all
-    first:  the batch that the cycle began with
+    due:    number of steps that have asked for a batch since the cycle began
+    ahead:  most steps by which a batch was taken before its own step; -1 if none was taken
+    first:  index of the batch that the cycle began with
     """
 
     def __init__(self, batches: Source, place: Place) -> None:
@@ -107,5 +106,5 @@ class Offered(Sequence["Batch"]):
 
 
 def offered(source: Source, place: Place) -> Offered:
-    """The source as the core has laid it out, else a copy of a caller's own sequence at `place`."""
+    """The source itself if the core has laid it out at `place`, else its batches laid out there."""
     return source if isinstance(source, Offered) and source.place == place else Offered(source, place)

@@ -19,17 +19,17 @@ UNREADABLE = "(unread "
 
 
 def flatten(value: Any, name: str = "output") -> Outputs:
-    """Tensors of a nested output (tuples, mappings, dataclasses, any object that holds some) by dotted name.
+    """Tensors of a nested output (tuples, mappings, dataclasses, other objects with tensors) by dotted name.
 
-    A nested tensor counts as the dense ones that it consists of.
+    A nested tensor is split into its dense parts.
     """
-    if isinstance(value, Tensor) and not value.is_nested:  # soon: this is timed
+    if isinstance(value, Tensor) and not value.is_nested:  # a fast path, as this runs in timed steps
         return {name: value}
     return {key: leaf for key, leaf in _leaves(value, name) if isinstance(leaf, Tensor)}
 
 
 def others(value: Any, name: str = "output") -> Outputs:
-    """Entries of a nested output that are no tensors, as tensors on the CPU: numbers, lists of numbers and text.
+    """Entries of a nested output that are no tensors (numbers, lists of numbers, text), as tensors on the CPU.
 
     An entry of another type is an empty tensor, with its type in the name.
     """
@@ -37,7 +37,7 @@ def others(value: Any, name: str = "output") -> Outputs:
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """A list of numbers is one."""
+    """Leaves of a nested output by dotted name. A list of numbers is one leaf."""
     items: Iterable[tuple[Any, Any]]
     if isinstance(value, Mapping):
         items = value.items()
@@ -58,7 +58,7 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _held(value: Any, depth: int = 4) -> dict[str, Any]:
-    """Attributes of an object that hold tensors, as a cache of keys and values has them; no module is a result."""
+    """Attributes of an object that hold tensors, as in a key-value cache; empty for a module, which is no result."""
     if depth == 0 or isinstance(value, (Tensor, type, nn.Module)) or not hasattr(value, "__dict__"):
         return {}
     return {name: item for name, item in vars(value).items() if _holds(item, depth - 1)}
@@ -68,7 +68,7 @@ def _holds(item: Any, depth: int) -> bool:
     if isinstance(item, Tensor):
         return True
     if isinstance(item, Mapping):
-        return any(_holds(each, depth) for each in item.values())
+        return any(_holds(part, depth) for part in item.values())
     if isinstance(item, (list, tuple)):
         return any(_holds(each, depth) for each in item)
     return bool(_held(item, depth))

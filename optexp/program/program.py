@@ -17,9 +17,9 @@ from optexp.support.reading import read
 
 
 class StepState(Protocol):
-    """State of a step beside the tensors of model and optimizer, by name.
+    """State of a user's own step beyond the tensors of model and optimizer, by name.
 
-    handed: what the step is called with in place of model and optimizer, by these names
+    handed: the model and optimizer objects that the user's function is called with, by the names of its arguments
     """
 
     handed: Mapping[str, Any]
@@ -46,7 +46,7 @@ class StepState(Protocol):
         ...
 
     def rules(self) -> Mapping[str, tuple[str, Sequence[Mapping[str, Any]]]]:
-        """Class and hyperparameters of other optimizers, by group, and of schedules as they were at first; by name."""
+        """Class and initial hyperparameters, by group, of further optimizers and of schedules; by name."""
         ...
 
     def unpack(self, packed: Packed) -> Remembered:
@@ -62,16 +62,16 @@ class StepState(Protocol):
 
         Args:
             ours: Entry of one arm, as `changed` packs it.
-            theirs: Of the other.
+            theirs: The same entry of the other arm.
             unit: Unit roundoff u of the arithmetic.
-            noise: Distances by `apart` of runs with a little noise; None for a coarse comparison.
+            noise: Distances by `apart` between runs with slightly perturbed inputs; None for a coarse comparison.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Alias:
-    """The baseline's name of a tensor of another model, which may hold its transpose."""
+    """The baseline's name of a replaced model's tensor, which may be the transpose of the baseline's tensor."""
 
     name: str
     transposed: bool = False
@@ -88,16 +88,16 @@ class Program:
     model:      holds parameters and buffers; their names identify them in every arm
     forward:    callable that runs the model; the model itself unless a strategy wrapped it (compiled, autocast)
     loss:       `loss(output, batch) -> scalar`; None for pure inference
-    targets:    number of a batch's trailing tensors for the loss alone
+    targets:    number of a batch's trailing tensors that only the loss reads
     constants:  arguments of the model that are no tensors, by name or, as "0" or "1", by position
-    step:       one unit of work; keeps no state that is not a field here
-    pullback:   gradients start from the output itself and not from a loss (see the step of that name)
-    captured:   a later stage records calls of the model in a CUDA graph: there, launches cost the host nothing
+    step:       one unit of work; all of its state is in fields of the program
+    pullback:   gradients start from the output itself instead of a loss (see `steps.pullback`)
+    captured:   a later stage records calls of the model in a CUDA graph, where launches cost no host time
     pool:       a torch.cuda.MemPool that later stages use
-    aliases:    the baseline's names of parameters and buffers of another model, which may have others without one;
-                None where the names are the same
+    aliases:    of a replaced model: the baseline's names of its parameters and buffers, without those that the baseline
+                lacks. None: the names are the same
     made_with:  positional and keyword arguments of the model's class, if known
-    step_state: state that a user's own step keeps elsewhere
+    step_state: state of a user's own step outside model and optimizer
     keeps:      the model's Python state when the program was built
     """
 
@@ -150,9 +150,9 @@ class Program:
         if not self.constants and not isinstance(batch, Mapping):
             return batch[: len(batch) - self.targets], {}
         tensors = list(tensors_of(batch).items())
-        given: dict[str, Any] = {**dict(tensors[: len(tensors) - self.targets]), **self.constants}
-        positions = sorted((key for key in given if key.isdigit()), key=int)
-        return tuple(given.pop(key) for key in positions), given
+        by_name: dict[str, Any] = {**dict(tensors[: len(tensors) - self.targets]), **self.constants}
+        positions = sorted((key for key in by_name if key.isdigit()), key=int)
+        return tuple(by_name.pop(key) for key in positions), by_name
 
     def run(self) -> Outputs:
         """One step on the next batch of the feed: the unit that is timed."""
@@ -171,11 +171,11 @@ class Program:
         return {name: part for parts in found for name, part in parts.items()}
 
     def alias(self, name: str) -> Alias | None:
-        """The baseline's name of a tensor of the model; None where the baseline has none like it."""
+        """The baseline's name of a tensor of the model; None where the baseline has no such tensor."""
         return Alias(name) if self.aliases is None else self.aliases.get(name)
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor that a step may change, by stable name, and copies of numbers that an optimizer keeps in Python.
+        """Every tensor that a step may change, by stable name, and copies of an optimizer's Python numbers.
 
         `put` restores both in place.
         """
@@ -224,7 +224,7 @@ class Program:
                     module._buffers[name] = alias(value.clone())
 
     def _kept(self) -> Iterator[tuple[Alias, str, dict[str, Any]]]:
-        """What an optimizer keeps: of which parameter, under which key of which dict."""
+        """The optimizer's state: parameter's alias, key, and the dict that holds the key."""
         aliases: dict[Tensor, Alias] = {p: alias for alias, p in self.parameters()}
         for parameter, values in self.optimizer.state.items() if self.optimizer is not None else ():
             for key in values:

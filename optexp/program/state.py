@@ -1,4 +1,4 @@
-"""State of a program: put back in place, prepared for a first step, read."""
+"""State of a program: restored in place, created before the first step, read."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from optexp.support.reading import read
 # --- state, gradients, batches ---------------------------------------------------------------------------------
 
 
-TAKE_SPARSE = (torch.optim.SGD, torch.optim.Adagrad)  # gradients, and dense ones too
+TAKE_SPARSE = (torch.optim.SGD, torch.optim.Adagrad)  # optimizers that take sparse and dense gradients
 
 
-BEGIN_AS_ONE, BEGIN_AS_RATE = {"mu_product", "mu"}, {"eta", "step_size"}  # of an optimizer's state
+BEGIN_AS_ONE, BEGIN_AS_RATE = {"mu_product", "mu"}, {"eta", "step_size"}  # optimizer state that does not begin as 0
 
 
 def keeping(program: Program) -> Program:
@@ -45,7 +45,7 @@ class Snapshot:
         self.remember(program)
 
     def remember(self, program: Program) -> None:
-        """Restore the model's Python state of now from now on."""
+        """Make the model's present Python state the one to restore."""
         self.model = program.model
         known = program.keeps is not None and program.keeps.model is program.model
         self.kept = (program.keeps if known and program.keeps else ModelState(program.model, program.loss)).read()
@@ -54,11 +54,11 @@ class Snapshot:
     def restore(self, program: Program) -> None:
         """Copy the state back.
 
-        Optimizer state of a later origin gets its initial values; state that a strategy added since (a loss scale, a
-        learning rate on the device) gets its values of the first call.
+        Optimizer state that was created after the snapshot gets its initial values. Other state that a strategy added
+        since (a loss scale, a learning rate on the device) gets its values at the first call of `restore`.
         """
         if program.model is self.model:
-            self.kept.restore()  # first: a buffer that was assigned anew has another shape, perhaps
+            self.kept.restore()  # first: a reassigned buffer may have another shape
         for name, tensor in program.state().items():
             if name not in self.values:
                 lazy = name.startswith("optimizer/") and not name.endswith("/lr")
@@ -69,7 +69,7 @@ class Snapshot:
 
 
 def _at_first(program: Program, name: str, tensor: Tensor) -> Tensor:
-    """What torch's optimizers create state as: zeros, but for NAdam's, ASGD's and Rprop's factors and step sizes."""
+    """The initial value of optimizer state: 0, except for factors and step sizes of NAdam, ASGD and Rprop."""
     assert program.optimizer is not None
     _, _, path = name.partition("/")
     owner, _, key = path.rpartition("/")
@@ -83,7 +83,7 @@ def _at_first(program: Program, name: str, tensor: Tensor) -> Tensor:
 
 @contextmanager
 def preserved(program: Program) -> Iterator[None]:
-    """Undo, in place, what warm-up steps inside the block do to the program's state."""
+    """Restore the program's state in place after the block, such as after warm-up steps."""
     snapshot = Snapshot(program)
     try:
         yield
@@ -113,7 +113,7 @@ def set_training(model: nn.Module, training: bool) -> None:
 
 
 def _place_sparse(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
-    """Its compressed parameters, into which `to` puts nothing: `data` of such a tensor keeps its old values."""
+    """Move compressed sparse parameters, which `model.to` does not: assigning `data` of such a tensor has no effect."""
     made: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -126,7 +126,7 @@ def _place_sparse(model: nn.Module, device: torch.device, dtype: torch.dtype | N
 def prime(program: Program) -> None:
     """Create an optimizer's lazy state now, so that it can be captured, copied and restored.
 
-    Raises NoReference where a step needs a closure, so that there is no update from given gradients.
+    Raises NoReference where the optimizer's step needs a closure: it then has no update for given gradients.
     """
     if program.optimizer is None:
         return
@@ -145,7 +145,7 @@ def prime(program: Program) -> None:
 
 
 def _step_on_zeros(optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor]) -> None:
-    """One step on gradients that `closure` sets to zero."""
+    """One step of the optimizer on gradients that `closure` sets to zero."""
     closure()
     try:
         optimizer.step()
@@ -162,7 +162,7 @@ def _step_on_zeros(optimizer: torch.optim.Optimizer, closure: Callable[[], Tenso
 
 
 def _with_sparse_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> set[int]:
-    """Identities of parameters that get sparse gradients, where the optimizer may take no others."""
+    """Ids of parameters with sparse gradients, unless the optimizer takes dense ones too."""
     if isinstance(optimizer, torch.optim.SparseAdam):
         return set(map(id, model.parameters()))
     modules = (module for module in model.modules() if getattr(module, "sparse", False) is True)
@@ -176,7 +176,7 @@ def clear_gradients(model: nn.Module) -> None:
 
 
 def gradients(program: Program) -> dict[str, Tensor]:
-    """Unscaled gradients by parameter name, outside the clock. `optimizer.step` has unscaled them already."""
+    """Unscaled gradients by parameter name. After an optimizer's step they are unscaled already."""
     scaled = program.scaler is not None and program.optimizer is None
     scale = program.scaler.get_scale() if scaled and program.scaler is not None else 1.0
     return {

@@ -1,4 +1,4 @@
-"""ARM, REFERENCE: steps of most programs: inference, both passes, training, and both passes of a single operation."""
+"""ARM, REFERENCE: the usual steps: inference, both passes, training, and both passes of a single operation."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def train(program: Program, batch: Batch) -> Outputs:
 
 
 def pullback(program: Program, batch: Batch) -> Outputs:
-    """Forward and backward of an operation as it stands inside a network, where a loss would be work of its own.
+    """Forward and backward of a single operation, without the extra work of a loss.
 
-    The batch's last tensor is the gradient that arrives at the output, which is one tensor. The gradients of real
-    inputs are outputs, `input_grad.0` and so on; those of parameters are left in `p.grad`.
+    The operation has one output tensor; the batch's last tensor is the gradient of that output. Gradients of
+    floating-point inputs are outputs (`input_grad.0` and so on); gradients of parameters are left in `p.grad`.
     """
     clear_gradients(program.model)
     tensors = tuple(tensors_of(batch).values())

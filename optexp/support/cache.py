@@ -1,4 +1,4 @@
-"""Where files lie that later processes use again."""
+"""The folder of files that later processes reuse."""
 
 from __future__ import annotations
 

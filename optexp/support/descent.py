@@ -1,4 +1,4 @@
-"""Processes that a worker has started, and that those have started: they end with it, and their work is its own."""
+"""Descendants of a process. A worker's descendants end with it, and their work counts as the worker's."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from contextlib import suppress
 
 
 def descendants(pid: int) -> list[int]:
-    """The living ones of a process; none where the system does not tell
-    (https://docs.kernel.org/filesystems/proc.html)."""
+    """Process ids of a process's living descendants; empty where the system does not list them.
+
+    Source: https://docs.kernel.org/filesystems/proc.html
+    """
     children: list[int] = []
     with suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):  # tens of threads, at every block that is timed
-            with suppress(OSError), open(f"/proc/{pid}/task/{task}/children", "rb", 0) as file:  # or that thread ended
+        for task in os.listdir(f"/proc/{pid}/task"):  # fast calls: tens of threads, at every timed block
+            with suppress(OSError), open(f"/proc/{pid}/task/{task}/children", "rb", 0) as file:  # a thread may end
                 children += map(int, file.read().split())
     return children + [below for child in children for below in descendants(child)]
 

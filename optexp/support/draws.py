@@ -1,4 +1,4 @@
-"""Seeds of a run's inputs: all follow from one key of the system's entropy, so that no input is known beforehand."""
+"""Seeds of a run's inputs, all derived from one random key, so that no program can know its inputs beforehand."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ BITS = 48  # of a seed: numbers that JSON keeps exactly
 
 @dataclass(frozen=True)
 class Draws:
-    """The key of one run. Arms are given single seeds, and never the key.
+    """The key of one run. Arms get single seeds, never the key.
 
     Args:
-        replayed: The key was given (`replay=`), so that inputs are those of an earlier run.
+        replayed: Whether the key came from `replay=`, so that inputs equal those of an earlier run.
     """
 
     key: str
@@ -26,7 +26,7 @@ class Draws:
         return cls(token_hex(16)) if replay is None else cls(replay, replayed=True)
 
     def seed(self, *purpose: str | int) -> int:
-        """The seed for a purpose, such as ("verification", 3): the same whenever it is asked for."""
+        """The seed for a purpose, such as ("verification", 3); equal purposes get equal seeds."""
         text = "/".join(map(str, (self.key, *purpose)))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[: BITS // 8])
 

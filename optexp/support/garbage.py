@@ -1,4 +1,4 @@
-"""Python's garbage collector while traces and results are read: millions of objects at once, none of them garbage."""
+"""Pause Python's garbage collector while traces and results are read: they are millions of objects, none garbage."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No collection, which would take two thirds of the time to read a trace: each looks at every older object.
+    """Pause collection inside the block: visits of all older objects would take two thirds of a trace's reading time.
 
-    What no cycle holds is freed at once all the same.
+    Objects outside reference cycles are still freed at once.
     """
     on = gc.isenabled()
     gc.disable()

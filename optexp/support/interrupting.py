@@ -1,4 +1,4 @@
-"""Commands end in order: the processes and folders that they made end with them."""
+"""Orderly end of interrupted commands: their processes and folders are removed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def raise_when_interrupted(said: str = "") -> None:
     """Let the first SIGINT or SIGTERM raise KeyboardInterrupt, with the signal's name; later ones are ignored.
 
-    A second KeyboardInterrupt would cut the cleaning up short. A shell's background job ignores SIGINT still.
+    A second KeyboardInterrupt would stop the clean-up. A signal that was ignored before stays ignored, such as SIGINT
+    in a shell's background job.
 
     Args:
-        said: Line on stderr at the interruption.
+        said: Line to print on stderr at the interruption.
     """
 
     def interrupt(signum: int, frame: FrameType | None) -> None:

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 class Mark:
     """A marked step.
 
-    source:    of the batches: what the loop goes over; None for `with optexp.step():`
-    model:     the module that strategies change; None: the only one that a variable holds
-    optimizer: its optimizer; None in inference, and where no model is named
+    source:    the iterable of batches in the loop's head; None for `with optexp.step():`
+    model:     the module that strategies change; None: the only module in a variable
+    optimizer: the model's optimizer; None in inference, and where no model is named
     every:     iterations of the loop from one optimizer step to the next
     """
 
@@ -27,8 +27,10 @@ class Mark:
 
 
 class _Hook:
-    """reached: called at a mark with the frame of its statement; None outside optexp
-    made:    place of each call of `steps`, as file:line
+    """Global state of the marks.
+
+    reached: called at a mark with the frame of its statement; None outside optexp
+    made:    file:line of each call of `steps`
     """
 
     reached: Callable[[Mark, FrameType], None] | None = None
@@ -36,7 +38,7 @@ class _Hook:
 
 
 def marking() -> bool:
-    """Whether a mark ends the script: under optexp."""
+    """Whether this process runs under optexp, where a mark ends the script."""
     return _Hook.reached is not None
 
 
@@ -48,8 +50,8 @@ def steps(source: Any, *, model: Any = None, optimizer: Any = None, every: int =
 
     Args:
         source: A loader or another iterable of batches, or a function that makes one batch per call.
-        model: The module whose calls in the body strategies change; None: the only one that a variable holds, with the
-            only optimizer.
+        model: The module whose calls in the body strategies change; None: the only module in a variable, with the only
+            optimizer.
         optimizer: The model's optimizer, whose `step()` the body calls once; None in inference.
         every: Iterations from one optimizer step to the next, where gradients accumulate over several.
     """
@@ -64,8 +66,8 @@ def steps(source: Any, *, model: Any = None, optimizer: Any = None, every: int =
 def step(*, model: Any = None, optimizer: Any = None) -> AbstractContextManager[None]:
     """Mark a block as the step: `with optexp.step(model=model, optimizer=optimizer):`, for loops without a loader.
 
-    The tensors that the block reads, and that change from one iteration to the next, are its batch. Arguments are those
-    of `steps`.
+    The block's batch consists of the tensors that the block reads and that change between iterations. For the arguments
+    see `steps`.
     """
     if _Hook.reached is not None:
         _Hook.reached(Mark(None, model, optimizer), sys._getframe(1))
@@ -78,7 +80,7 @@ def _endless(function: Callable[[], Any]) -> Iterator[Any]:
 
 
 class _Marked:
-    """A loader whose loop is a mark; all else is the loader's."""
+    """A loader whose loop is a mark; all other attributes are the loader's."""
 
     def __init__(self, mark: Mark, batches: Iterable[Any]) -> None:
         self._mark, self._batches = mark, batches
@@ -96,7 +98,7 @@ class _Marked:
 
 
 class stopping_at:  # noqa: N801  # a context manager, named like a function
-    """Inside, marks call `reached`. Gives the places of calls of `steps`, as they come."""
+    """Inside the block, marks call `reached`. Yields a list that collects the file:line of each call of `steps`."""
 
     def __init__(self, reached: Callable[[Mark, FrameType], None]) -> None:
         self.reached = reached

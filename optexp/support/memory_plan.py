@@ -1,4 +1,4 @@
-"""How a comparison fits into a device's memory: distinct batches, arms side by side or in turns, where fp64 runs."""
+"""Plans for a device's memory: number of distinct batches, arms side by side or in turns, fp64 on card or host."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 import torch
 
-USABLE = 0.95  # of a device's memory: the rest is three CUDA contexts and fragments
-WIDE = 2  # bytes of float64 for one of float32
+USABLE = 0.95  # of a device's memory: the rest is for three CUDA contexts and fragmentation
+WIDE = 2  # size of float64 over float32
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What is held at the same time.
+    """How arms and reference share the device's memory.
 
-    batches:  distinct ones that each arm is timed on
-    in_turns: an arm that waits gives its batches and its cached memory back
-    on_host:  fp64 runs on the CPU
+    batches:  number of distinct batches that each arm is timed on
+    in_turns: whether a waiting arm gives back its batches and its cached memory
+    on_host:  whether the fp64 reference runs on the CPU
     """
 
     batches: int
@@ -40,26 +40,29 @@ PLANS = (  # each needs less memory than the one before
     MemoryPlan(1, in_turns=True),
     MemoryPlan(1, in_turns=True, on_host=True),
 )
-LEAST = 3  # the first plan that holds a single batch: after an OutOfMemoryError there is no use in more
+LEAST = 3  # the first plan with a single batch: after an OutOfMemoryError, plans with more are skipped
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of one batch, of what a step returns, and of parameters, buffers and optimizer state."""
+    """Bytes of one batch, of a step's result, and of the state (parameters, buffers, optimizer)."""
 
     batch: int
     result: int = 0
     state: int = 0
 
     def side_by_side(self, batches: int) -> int:
-        """Two arms (batches, two fresh ones, a copy; the result three times, the state too) beside a reference."""
+        """Bytes of two arms (batches, two fresh ones and a copy; three results; three states) and the reference."""
         arm = (batches + 3) * self.batch + 3 * self.result + 3 * self.state
         reference = 2 * self.batch + WIDE * (self.batch + 4 * self.result + 3 * self.state) + 3 * self.result
         return 2 * arm + reference
 
     def verified_in_turns(self) -> int:
-        """The reference (two drawn batches, fp64's result, the baseline's) beside one arm that takes a step (a batch
-        and a copy, an intermediate, the result and a copy); or beside none, while fp64 takes the step."""
+        """Bytes of verification in turns: all states, the idle reference, and one step of an arm or of fp64.
+
+        The idle reference holds two drawn batches, the fp64 result and the baseline's result. A step of an arm needs a
+        batch and a copy, the result and a copy.
+        """
         idle = 2 * self.batch + WIDE * self.result + self.result
         states = (WIDE + 2 * 3) * self.state
         arm = 2 * self.batch + 2 * self.result
@@ -67,15 +70,15 @@ class Sizes:
         return states + max(idle + arm, idle + fp64)
 
     def timed(self, batches: int) -> int:
-        """Two arms: their batches, and an intermediate, a result and the one that was kept."""
+        """Bytes of two timed arms: batches, an intermediate, a result and the last result, three states."""
         return 2 * (batches * self.batch + 3 * self.result + 3 * self.state)
 
 
 def choose(sizes: Sizes, capacity: int, at_least: int = 0) -> int:
-    """The index in `PLANS` of the first that fits; the last one where fp64 fits nowhere but on the host.
+    """The index in `PLANS` of the first plan that fits; the last plan, with fp64 on the host, always counts as fitting.
 
-    capacity: bytes that the device has
-    at_least: plans before this one have been tried
+    capacity: bytes of the device's memory
+    at_least: index of the first plan to consider; earlier plans have failed
     """
     room = USABLE * capacity
     for index, plan in enumerate(PLANS):
@@ -89,22 +92,22 @@ def choose(sizes: Sizes, capacity: int, at_least: int = 0) -> int:
 
 
 def thriftier(tried: int) -> int | None:
-    """What is left to try after memory ran out with a plan; None where that was the last."""
+    """The index of the next plan after one that ran out of memory; None after the last."""
     following = max(tried + 1, LEAST)
     return following if following < len(PLANS) else None
 
 
 def capacity(device: torch.device) -> int:
-    """Bytes of a card's memory, or of the host's that this process may use."""
+    """Bytes of a card's memory, or of the host memory that this process may use."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, ValueError):  # a container's share; "max" is no number
+    with suppress(OSError, ValueError):  # a container's limit; "max" is no number
         host = min(host, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return host
 
 
 def give_back(device: torch.device) -> None:
-    """Cached memory to the driver, for another process to use."""
+    """Return cached memory to the driver, so that another process can use it."""
     if device.type == "cuda":
         torch.cuda.empty_cache()

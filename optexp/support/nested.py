@@ -1,4 +1,4 @@
-"""Nested tensors as the dense ones that they consist of."""
+"""Nested tensors as their dense parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def rows(tensor: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Values and offsets of a nested tensor whose rows lie one after the other in one dense tensor; None of others."""
+    """Values and offsets of a nested tensor whose rows follow each other in one dense tensor; None for others."""
     nested: Any = tensor
     if nested.layout is not torch.jagged or nested.lengths() is not None or nested._ragged_idx != 1:
         return None

@@ -1,4 +1,4 @@
-"""torch counts GPUs by NVML: CUDA's own count would start CUDA in a process that only looks."""
+"""Let torch count GPUs by NVML: CUDA's own count would initialize CUDA in a process that only counts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ SETTING = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # variables of a process
 
 
 def count_by_nvml() -> None:
-    """Count so in this process from now on, unless its user has set otherwise."""
+    """Count GPUs by NVML in this process from now on, unless the user has set the variable."""
     for name, value in SETTING.items():
         os.environ.setdefault(name, value)

@@ -1,4 +1,4 @@
-"""optexp's own functions in a process that runs code under test: replaced ones would judge it."""
+"""optexp's own functions in a process that runs code under test, which could replace them to judge itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
-EXTENSIONS = ("optexp.strategies", "optexp.kernels", "optexp.workloads")  # are under test themselves
+EXTENSIONS = ("optexp.strategies", "optexp.kernels", "optexp.workloads")  # packages that are under test themselves
 METHODS = (FunctionType, classmethod, staticmethod, property)
 
 Known = Mapping[str, tuple[Any, CodeType | None]]
@@ -19,7 +19,7 @@ def functions() -> Known:
 
 
 def replaced(before: Known) -> list[str]:
-    """Names of those that are others now."""
+    """Names of functions and classes that were replaced since `before`."""
     now = functions()
     return sorted(name for name, known in before.items() if now.get(name, (None, None)) != known)
 

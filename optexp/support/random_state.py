@@ -1,4 +1,4 @@
-"""Generators of random numbers, of torch, numpy or Python: how to read, put back, compare and seed them."""
+"""Random number generators of torch, numpy and Python: read, restore, compare and seed their states."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy
 import torch
-from torch import default_generator  # as torch.manual_seed holds it: code under test may replace torch's name
+from torch import default_generator  # bound at import, as code under test may replace torch's name
 
 
 def state_of(value: Any) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:
-    """What reads its state, a new object each time, and what puts it back; None where it is no generator."""
+    """Functions that read a generator's state (a new object each time) and restore it; None for any other value."""
     if isinstance(value, torch.Generator):
         return value.get_state, value.set_state
     if isinstance(value, random.SystemRandom):  # the system's entropy has no state
@@ -45,8 +45,8 @@ def same_states(ours: Any, theirs: Any) -> bool:
 
 
 def seed(number: int) -> None:
-    """Seed torch's default generators, as `torch.manual_seed` does, which formats three stacks where CUDA is not yet in
-    use: milliseconds."""
+    """Seed torch's default generators. `torch.manual_seed` does the same, but takes milliseconds before CUDA is in use:
+    it then formats three stacks."""
     default_generator.manual_seed(number)
     if torch.cuda.is_initialized() or torch.cuda.is_available():
         torch.cuda.manual_seed_all(number)
@@ -54,18 +54,18 @@ def seed(number: int) -> None:
 
 @contextmanager
 def put_back(device: torch.device) -> Iterator[None]:
-    """Put torch's default generators, of the CPU and of `device`, back afterwards."""
-    there = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+    """Restore torch's default generators, of the CPU and of `device`, after the block."""
+    states = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
     try:
         yield
     finally:
-        torch.set_rng_state(there[0])
-        for state in there[1:]:
+        torch.set_rng_state(states[0])
+        for state in states[1:]:
             torch.cuda.set_rng_state(state, device)
 
 
 def seed_all(seed: int) -> None:
-    """Seed the generators of random numbers that a user's code may use: Python's, numpy's and torch's."""
+    """Seed the random number generators of Python, numpy and torch, which a user's code may use."""
     torch.manual_seed(seed)
     random.seed(seed)
     numpy.random.seed(seed % 2**32)

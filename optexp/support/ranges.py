@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch.autograd import profiler
 
-REGION = "optexp.region:"  # begins the name of a region's range in a trace; the region's own name follows
+REGION = "optexp.region:"  # prefix of a region's range in a trace; then the region's own name
 PHASE = "optexp.phase:"
 NVTX = "OPTEXP_NVTX"  # environment variable: 1 emits NVTX ranges from the start, for Nsight tools
 
 
 class _Switch:
-    """on: ranges are NVTX ranges too"""
+    """on: whether ranges are NVTX ranges too"""
 
     on = os.environ.get(NVTX, "0") not in ("", "0")
 
@@ -25,12 +25,12 @@ class _Switch:
 class region:  # noqa: N801  # a context manager, named like a function
     """Mark a part of a program: `with optexp.region("attention"):`.
 
-    While a profiler of torch runs, the block is a range in its trace, from which optexp makes a table of regions. While
-    optexp profiles on a GPU, or with OPTEXP_NVTX=1 in the environment, it is an NVTX range too. Else it does nothing.
-    Inside code that torch.compile traces it marks nothing, and the graph stays whole.
+    While torch's profiler runs, the block is a range in its trace, and optexp makes a table of regions. While optexp
+    profiles on a GPU, or with OPTEXP_NVTX=1 in the environment, the block is an NVTX range too. Otherwise the mark does
+    nothing. In code that torch.compile traces it marks nothing, and the graph stays whole. Regions may nest.
 
     Args:
-        name: Of the region; `profile.region=` chooses by it. Regions nest.
+        name: Name of the region, for `profile.region=`.
     """
 
     __slots__ = ("_range", "name")
@@ -61,7 +61,7 @@ class phase(region):  # noqa: N801
 
 
 def _open(label: str, name: str) -> tuple[Any, bool]:
-    pushed = _Switch.on and torch.cuda.is_initialized()  # asking whether CUDA is available takes longer than a range
+    pushed = _Switch.on and torch.cuda.is_initialized()  # `is_available` would take longer than a range
     if pushed:
         torch.cuda.nvtx.range_push(name)
     mark = profiler.record_function(label)
@@ -78,7 +78,7 @@ def _close(opened: tuple[Any, bool]) -> None:
 
 @contextmanager
 def nvtx(on: bool = True) -> Iterator[None]:
-    """Inside, ranges are NVTX ranges too."""
+    """Inside the block, ranges are NVTX ranges too."""
     before = _Switch.on
     _Switch.on = on or before
     try:

@@ -1,8 +1,7 @@
-"""How tensors of a candidate are read: with torch's own functions, bound before any strategy's code is imported.
+"""Safe reading of a candidate's tensors, with torch's own functions, bound before any strategy's code is imported.
 
-An attribute of a tensor hides the method of that name: `output.detach = compute` works whenever the output is read. So
-no method of a tensor that a candidate handed out is called by name; `read` gives an alias on which all methods are
-torch's.
+A tensor's attribute hides the method of the same name: with `output.detach = compute`, a call of `output.detach()`
+computes. So no method of a candidate's tensor is called by name; `read` gives an alias whose methods are all torch's.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
 
-COMPILER = "_dynamo_"  # marks that torch.compile leaves on its inputs and outputs, as which sizes vary
-PLAIN = (Tensor, nn.Parameter)  # a model may return a parameter as it is
+COMPILER = "_dynamo_"  # prefix of attributes that torch.compile sets on tensors, such as varying sizes
+PLAIN = (Tensor, nn.Parameter)  # a model may return a parameter itself
 read = Tensor.detach
 
 
@@ -31,11 +30,11 @@ def hidden(tensor: Tensor) -> list[str]:
 
 
 def unlike(kind: str, tensors: Iterable[Tensor]) -> list[str]:
-    """In words, tensors of a kind that may compute when they are read: of another type, or with attributes."""
-    found = set[str]()
+    """Phrases on tensors that may compute when they are read: of a subclass, or with attributes of their own."""
+    phrases = set[str]()
     for tensor in tensors:
         if type(tensor) not in PLAIN:
-            found.add(f"{kind} ({type(tensor).__name__})")
+            phrases.add(f"{kind} ({type(tensor).__name__})")
         elif own := attributes(tensor):
-            found.add(f"{kind} (with attribute {', '.join(own)} of its own)")
-    return sorted(found)
+            phrases.add(f"{kind} (with attribute {', '.join(own)} of its own)")
+    return sorted(phrases)

@@ -1,4 +1,4 @@
-"""Folders for the tensors of one comparison, which also end when its process is killed."""
+"""Folders for the tensors of one comparison; the folder of a killed process is removed by the next comparison."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PREFIX = "optexp-arms-"
-YOUNG_S = 60.0  # a folder of this age may not be locked yet
+YOUNG_S = 60.0  # younger folders may not be locked yet, and are kept
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Scratch:
 
     @classmethod
     def make(cls, place: str) -> Scratch:
-        """A new folder in `place`, without those that killed processes of this user left there."""
+        """A new folder in `place`; folders of this user's killed processes there are removed first."""
         remove_left_behind(place)
         path = tempfile.mkdtemp(prefix=PREFIX, dir=place)
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -33,7 +33,7 @@ class Scratch:
         return cls(path, lock)
 
     def remove(self) -> None:
-        """Remove the folder with all that is in it. Harmless when called twice."""
+        """Remove the folder and its content. Harmless when called twice."""
         shutil.rmtree(self.path, ignore_errors=True)
         lock, self.lock = self.lock, None
         if lock is not None:
@@ -41,7 +41,7 @@ class Scratch:
 
 
 def remove_left_behind(place: str) -> None:
-    """Remove folders whose process is gone."""
+    """Remove folders whose process has ended."""
     for path in _old(Path(place).glob(f"{PREFIX}*")):
         with suppress(OSError):  # another user's, or removed meanwhile
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,4 +1,4 @@
-"""Sparse tensors as the dense ones that they consist of: torch has no storage, strides or `equal` of theirs."""
+"""Sparse tensors as their dense parts: sparse tensors have no storage, strides or `equal` in torch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ LAYOUTS = {torch.sparse_coo, *COMPRESSED}
 
 
 def is_sparse(tensor: Tensor) -> bool:
-    """Whether it is in one of torch's sparse layouts (`Tensor.is_sparse` knows COO alone)."""
+    """Whether a tensor has a sparse layout (`Tensor.is_sparse` is true for COO only)."""
     return tensor.layout in LAYOUTS
 
 
 def parts(tensor: Tensor, name: str = "") -> dict[str, Tensor]:
-    """Dense tensors in the tensor's own memory: its values under `name`, its indices under names behind that."""
+    """The tensor's dense parts, in its own memory: values as `name`, indices as `name.indices` and the like."""
     if not is_sparse(tensor):
         return {name: tensor}
     tensor = tensor.detach()
@@ -33,7 +33,7 @@ def parts(tensor: Tensor, name: str = "") -> dict[str, Tensor]:
 
 
 def like(tensor: Tensor, made: Callable[[Tensor], Tensor]) -> Tensor:
-    """A tensor of the same layout and indices, whose values are made from the tensor's."""
+    """A tensor of the same layout and indices, with values `made(values)`."""
     if not is_sparse(tensor):
         return made(tensor)
     values, *indices = parts(tensor).values()
@@ -41,7 +41,7 @@ def like(tensor: Tensor, made: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def assembled(layout: torch.layout, shape: tuple[int, ...], pieces: list[Tensor], coalesced: bool) -> Tensor:
-    """The sparse tensor that consists of these `parts`."""
+    """The sparse tensor of these `parts`."""
     values, *indices = pieces
     if layout is torch.sparse_coo:
         return torch.sparse_coo_tensor(indices[0], values, shape, is_coalesced=coalesced, check_invariants=False)
@@ -62,7 +62,7 @@ def fill(place: Tensor, value: Tensor) -> Tensor:
 
 
 def equal(a: Tensor, b: Tensor, same: Callable[[Tensor, Tensor], bool] = torch.equal) -> bool:
-    """The same layout and, by `same`, the same parts."""
+    """Whether two tensors have the same layout, shape and, by `same`, the same parts."""
     if a.layout is not b.layout or a.shape != b.shape:
         return False
     return all(same(x, y) for x, y in zip(parts(a).values(), parts(b).values(), strict=True))
@@ -74,7 +74,7 @@ def nbytes(tensor: Tensor) -> int:
 
 
 def place(tensor: Tensor) -> int:
-    """Where its values lie in memory; one that has none is like no other."""
+    """Address of the tensor's values; a unique number for a tensor without memory."""
     values = next(iter(parts(tensor).values()))
     return values.untyped_storage().data_ptr() or id(tensor)
 

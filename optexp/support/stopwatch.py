@@ -1,4 +1,4 @@
-"""Where the time of a whole command goes, by phase. Step times are another matter: `optexp.measurement.clock`."""
+"""Time of a whole command by phase; step times are measured by `optexp.measurement.clock`."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SMALL = 16  # elements; fewer say too little about an error's size, and one run may be right by luck
-ZERO_UNITS, ZERO_MOST = 512.0, 0.002  # of Σ|terms|, in u and at most: what rounding leaves of a sum that is zero
-SCARCE = 64  # elements of a gradient; in fewer, a few large errors are most of it, and each run has others
+SMALL = 16  # elements: fewer show too little of an error's size, as one run may be right by luck
+ZERO_UNITS, ZERO_MOST = 512.0, 0.002  # most that rounding leaves of a zero sum, over Σ|terms|: in u, and at most
+SCARCE = 64  # elements of a gradient: in a smaller one, a few large errors dominate, and they differ from run to run
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,21 @@ TOLERANCES = {
     "bfloat16": Tolerance(2**-8, 1.5, 3, 0.1, 3, 0.25),
 }
 
-# Of matrices that are rounded by their largest value. u is the error of one rounding, 1/254 of the largest value,
-# relative to half of that value. No tensor has this row by its own dtype: integers are compared exactly.
+# For matrices that are quantized to int8 by their largest value. u is the error of one rounding (1/254 of the largest
+# value) over half of that value. No tensor gets this row by its own dtype: integers are compared exactly.
 INT8 = Tolerance(2**-7, 1.5, 3, 0.1, 3, 0.25)
 
 
 def of_a_zero(unit: float) -> float:
-    """Share of Σ|terms| that rounding may leave of a sum that is zero in exact arithmetic, by the arithmetic's u.
+    """Most that rounding may leave of a sum that is exactly zero, as a share of Σ|terms|.
 
-    One running sum of 2^18 terms is off by some 512 u of them; compiled loops have been seen to be off by 190 u.
+    A running sum of 2^18 terms is off by about 512 u · Σ|terms|; compiled loops were observed to be off by 190 u.
+
+    unit: u of the arithmetic
     """
     return min(ZERO_UNITS * unit, ZERO_MOST)
 
 
 def tolerance_of(arithmetic: str) -> Tolerance:
-    """The limits of an arithmetic: a dtype's, or int8's."""
+    """The limits of an arithmetic: a dtype, "tf32" or "int8"."""
     return INT8 if arithmetic == "int8" else TOLERANCES[arithmetic]

@@ -1,4 +1,4 @@
-"""Numbers with their units, as people say them."""
+"""Numbers with their units, as text for people, and such text as numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ratio(value: float) -> str:
 
 
 def at_least(value: float) -> str:
-    """The same three digits, never rounded up: what is promised must hold."""
+    """Three digits as in `ratio`, but never rounded up: a promised speedup must hold."""
     digits = _decimals(value)
     return f"{floor(value * 10**digits) / 10**digits:.{digits}f}"
 
@@ -31,7 +31,7 @@ def low_to_high(low: float, high: float) -> str:
 
 
 def _decimals(value: float) -> int:
-    """Of three digits."""
+    """Decimals of a number with three digits."""
     return max(0, 2 - floor(log10(value))) if value > 0 else 0
 
 
@@ -41,7 +41,7 @@ def percent(confidence: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time as people say it: 112 µs, 4.2 ms, 3.1 s, 2.4 h."""
+    """A time with three digits: 112 µs, 4.2 ms, 3.1 s, 2.4 h."""
     for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
         # 0.9995 of a unit would print as 1000 of the smaller one.
         if abs(seconds) >= size * (2 if unit == "min" else 0.9995):
@@ -64,7 +64,7 @@ def signed_bytes(size: float) -> str:
 
 
 def microseconds(value: float) -> str:
-    """A time in µs as `duration` says it."""
+    """A time in µs, formatted by `duration`."""
     return duration(value / 1e6)
 
 
@@ -111,10 +111,10 @@ def digits(value: float) -> str:
 
 
 def seconds(text: str, key: str) -> float:
-    """The seconds of 90s, 10m, 1.5h or 600.
+    """The seconds in a text such as 90s, 10m, 1.5h or 600.
 
     Args:
-        key: For the message.
+        key: Name of the setting in the message.
 
     Raises:
         ValueError: The text is no such time.
@@ -123,7 +123,7 @@ def seconds(text: str, key: str) -> float:
 
 
 def byte_count(text: str, key: str) -> float:
-    """The bytes of 8GiB, 512MiB, 16GB or 1000; arguments and errors as those of `seconds`."""
+    """The bytes in a text such as 8GiB, 512MiB, 16GB or 1000; arguments and errors as in `seconds`."""
     return _amount(text, BYTES, f"{key}={text} is no amount of memory: write 8GiB, 512MiB, or a number of bytes")
 
 
@@ -135,5 +135,5 @@ def _amount(text: str, units: dict[str, float], problem: str) -> float:
 
 
 def rough(seconds: float) -> str:
-    """No more digits than an estimate has: 40 s, 6 min."""
+    """An estimated time, rounded to tens of seconds or to minutes: 40 s, 6 min."""
     return f"{max(1, round(seconds / 60))} min" if seconds >= 60 else f"{max(10, round(seconds, -1)):.0f} s"

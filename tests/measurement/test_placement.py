@@ -43,7 +43,7 @@ def test_two_comparisons_have_two_cores(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_where_all_are_claimed_the_quietest_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     for core in CORES:
-        assert placement._of_ones_own([core]) == core
+        assert placement._claimed_core([core]) == core
     claims = placement._claims  # somebody else's from now on, and as long as they are held
     for quiet in (CORES[0], CORES[-1]):
         monkeypatch.setattr(placement, "_claims", {})
