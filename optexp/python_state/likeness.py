@@ -50,12 +50,19 @@ def alike(ours: Pair, theirs: Pair, unit: float = 0.0, noise: Sequence[float] | 
 def _leaves(ours: Pair, theirs: Pair) -> list[tuple[Any, Any, Any, Any]]:
     """Before and after, of both."""
     (before, one), (started, other) = ours, theirs
-    leaves, shapes = zip(*map(tree_flatten, (before, one, started, other)), strict=True)
+    leaves, shapes = zip(*(tree_flatten(_sorted(value)) for value in (before, one, started, other)), strict=True)
     if shapes[1] != shapes[3]:
         return [(0.0, 0.0, 0.0, inf)]
     moved = shapes[0] == shapes[1] and shapes[2] == shapes[3]
     starts = (leaves[0], leaves[2]) if moved else ([0.0] * len(leaves[1]),) * 2
     return list(zip(starts[0], leaves[1], starts[1], leaves[3], strict=True))
+
+
+def _sorted(value: Any) -> Any:
+    """Dicts by key: a model with the same parameters in another order fills them otherwise."""
+    if type(value) is dict:
+        return {key: _sorted(value[key]) for key in sorted(value, key=repr)}
+    return type(value)(map(_sorted, value)) if type(value) in (list, tuple) else value
 
 
 def _distance(before: Any, ours: Any, started: Any, theirs: Any) -> float:
