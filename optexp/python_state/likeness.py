@@ -51,7 +51,7 @@ def alike(ours: Pair, theirs: Pair, unit: float = 0.0, noise: Sequence[float] | 
 def _leaves(ours: Pair, theirs: Pair) -> list[tuple[Any, Any, Any, Any]]:
     """Before and after, of both."""
     (before, one), (started, other) = ours, theirs
-    opened = (_opened(value) for value in (before, one, started, other))
+    opened = (_sorted(_opened(value)) for value in (before, one, started, other))
     leaves, shapes = zip(*map(tree_flatten, opened), strict=True)
     if shapes[1] != shapes[3]:
         return [(0.0, 0.0, 0.0, inf)]
@@ -76,6 +76,13 @@ def _contents(leaf: Any, depth: int) -> Any:
     if users(type(leaf)) and hasattr(leaf, "__dict__"):
         return _opened(dict(vars(leaf)), depth + 1)
     return leaf
+
+
+def _sorted(value: Any) -> Any:
+    """Dicts by key: a model with the same parameters in another order fills them otherwise."""
+    if type(value) is dict:
+        return {key: _sorted(value[key]) for key in sorted(value, key=repr)}
+    return type(value)(map(_sorted, value)) if type(value) in (list, tuple) else value
 
 
 def _distance(before: Any, ours: Any, started: Any, theirs: Any) -> float:

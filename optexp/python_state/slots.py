@@ -5,7 +5,6 @@ Somebody else may hold them too: an optimizer its parameters, an agent its buffe
 
 from __future__ import annotations
 
-import copy
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -68,7 +67,7 @@ def slots(place: Place, own: frozenset[int], depth: int = 0) -> Iterator[Slot]:
             yield from slots(inner, own, depth + 1)
     elif plain(value):
         if place.set is not None or isinstance(value, (Tensor, list, dict, set, deque, numpy.ndarray)):
-            tree = Tree(place, value)
+            tree = Tree(place, value, own)
             yield made(tree.read, tree)
     elif isinstance(value, (list, dict)):
         for key in (list(value) if isinstance(value, dict) else range(len(value)))[:ENTRIES]:
@@ -105,28 +104,49 @@ def tensors_in(module: nn.Module) -> dict[str, Tensor]:
 
 
 class Tree:
-    """Plain values, and objects with a state that a step puts among them later: an optimizer, a schedule.
+    """Plain values, and objects with a state that a step puts among them later: an optimizer, a user's trainer.
 
-    Such an object is read as its state, under `MADE`, and stays the object that it is: others hold it, too.
+    Such an object is read as its own slots, under `MADE`, and stays the object that it is: others hold it, too.
 
-    made: those that were read last, by their position among the leaves
+    own:  as `slots` takes it
+    made: those that were read last, with their slots, by their position among the leaves
     """
 
-    def __init__(self, place: Place, value: Any) -> None:
-        self.place, self.value = place, value
+    def __init__(self, place: Place, value: Any, own: frozenset[int]) -> None:
+        self.place, self.value, self.own = place, value, own
         self.leaves, self.spec = tree_flatten(value)
-        self.made: dict[int, Any] = {}
+        self.made: dict[int, tuple[Any, list[Slot]]] = {}
 
     def read(self) -> Any:
         value = self.place.get()
         if isinstance(value, PLAIN):
             return value
         leaves, spec = tree_flatten(value)
-        if not (made := {i: leaf for i, leaf in enumerate(leaves) if issubclass(type(leaf), WITH_STATE)}):
+        kinds = WITH_STATE if isinstance(value, (list, deque)) else (object,)  # a list's others are records, and grow
+        late = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, kinds) and self._is_late(leaf)}
+        if not late:
             return value
-        self.made = made
-        states = {index: {MADE: index, "state": leaf.state_dict()} for index, leaf in made.items()}
+        self.made = {index: self._slots(index, leaf) for index, leaf in late.items()}
+        states = {
+            index: {MADE: index, "state": {slot.name: slot.read() for slot in inner}}
+            for index, (_, inner) in self.made.items()
+        }
         return tree_unflatten([states.get(index, leaf) for index, leaf in enumerate(leaves)], spec)
+
+    def _is_late(self, leaf: Any) -> bool:
+        kind = type(leaf)
+        if id(leaf) in self.own or issubclass(kind, (nn.Module, type)) or callable(leaf):
+            return False
+        return issubclass(kind, WITH_STATE) or (users(kind) and hasattr(leaf, "__dict__"))
+
+    def _slots(self, index: int, leaf: Any) -> tuple[Any, list[Slot]]:
+        known = self.made.get(index)
+        if known is None or known[0] is not leaf:
+            return leaf, list(slots(fixed("", leaf), self.own))
+        for slot in known[1]:
+            if isinstance(slot.write, Tree):
+                slot.write.own = self.own
+        return known
 
     @torch.no_grad()
     def __call__(self, saved: Any) -> None:
@@ -146,9 +166,21 @@ class Tree:
         """The object whose state was read, in that state."""
         if not _is_made(saved):
             return saved
-        made = self.made[saved[MADE]]
-        made.load_state_dict(copy.deepcopy(saved["state"]))
+        made, inner = self.made[saved[MADE]]
+        for slot in inner:
+            if slot.name in saved["state"]:
+                slot.write(saved["state"][slot.name])
         return made
+
+    def inside(self, name: str) -> Iterator[tuple[str, Slot]]:
+        """Slots of the objects that are there now, by name."""
+        self.read()
+        there = set(map(id, tree_leaves(self.place.get())))
+        made = {index: inner for index, (leaf, inner) in self.made.items() if id(leaf) in there}
+        for index, inner in made.items():
+            prefix = name if len(made) == 1 else f"{name}[{index}]"
+            for slot in inner:
+                yield f"{prefix}{slot.name}", slot
 
 
 def _is_made(value: Any) -> bool:

@@ -10,7 +10,7 @@ import copy
 import io
 import pickle
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -52,9 +52,8 @@ class TrackedStepState:
         some = next(self.model.parameters(), torch.empty(0))
         self.device, self.dtype = some.device, some.dtype
         self.slots: dict[str, Slot] = {}
-        own = frozenset({id(self.optimizer), *belongings(self.model), *map(id, self.aside)})
         for place in places(self.step):
-            for slot in slots(place, own):
+            for slot in slots(place, self._own()):
                 self._add(slot)
         for index, group in enumerate(self.optimizer.param_groups if self.optimizer is not None else ()):
             for key, value in group.items():
@@ -70,6 +69,11 @@ class TrackedStepState:
         """The model of the last call, which a strategy may have put in the place of `model`."""
         found: nn.Module = self.handed["model"].model if self.handed else self.model
         return found
+
+    def _own(self) -> frozenset[int]:
+        """Identities of what is restored elsewhere."""
+        others = (self.optimizer, *self.handed.values(), *self.aside)
+        return frozenset({*belongings(self.present), *map(id, others)})
 
     def _add(self, slot: Slot) -> None:
         """One for each object, however many variables hold it; variables of the same name are numbered."""
@@ -89,8 +93,10 @@ class TrackedStepState:
     # --- what a program asks for --------------------------------------------------------------------------------
 
     def read(self) -> Remembered:
-        found = {}
+        found, own = {}, self._own()
         for name, slot in list(self.slots.items()):
+            if isinstance(slot.write, Tree):
+                slot.write.own = own
             try:
                 found[name] = self._kept(name, self._held(slot))
             except Exception as error:  # a list may come to hold anything
@@ -117,13 +123,8 @@ class TrackedStepState:
         """Class and hyperparameters of other optimizers, by group, and of schedules as they were at first; by name."""
         found = dict[str, tuple[str, Sequence[Mapping[str, Any]]]]()
         for name, slot in self.slots.items():
-            if isinstance(slot.held, Optimizer):
-                found[name] = type(slot.held).__qualname__, slot.held.param_groups
-            elif isinstance(slot.write, Tree):
-                made = {index: one for index, one in slot.write.made.items() if isinstance(one, Optimizer)}
-                named = {name if len(made) == 1 else f"{name}[{index}]": one for index, one in made.items()}
-                found |= {name: (type(one).__qualname__, one.param_groups) for name, one in named.items()}
-            elif isinstance(slot.held, LRScheduler) and isinstance(begun := self.first.get(name), Mapping):
+            found |= dict(_rules(name, slot))
+            if isinstance(slot.held, LRScheduler) and isinstance(begun := self.first.get(name), Mapping):
                 found[name] = type(slot.held).__qualname__, [begun]
         return found
 
@@ -211,6 +212,15 @@ class TrackedStepState:
     def _lose(self, name: str, error: Exception) -> None:
         self.slots.pop(name, None)
         self.lost.append(f"{name} ({type(error).__name__})")
+
+
+def _rules(name: str, slot: Slot) -> Iterator[tuple[str, tuple[str, Sequence[Mapping[str, Any]]]]]:
+    """Those of an optimizer, or of optimizers in what a call has made."""
+    if isinstance(slot.held, Optimizer):
+        yield name, (type(slot.held).__qualname__, slot.held.param_groups)
+    elif isinstance(slot.write, Tree):
+        for inner, one in slot.write.inside(name):
+            yield from _rules(inner, one)
 
 
 def _number(group: Mapping[str, Any], key: str) -> Any:

@@ -45,6 +45,41 @@ OTHERS = {
     "left gradients": ("for each in own.values(): each.zero_grad()", "own['sparse'].zero_grad()"),
 }
 
+OBJECT = (
+    STEP[: STEP.index("own = {}")]
+    + """
+class Trainer:
+    def __init__(self, model):
+        self.sparse = torch.optim.SparseAdam(model.rows.parameters(), lr=0.01)
+        self.dense = torch.optim.SGD(model.head.parameters(), lr=0.1)
+        self.average, self.steps = model.head.weight.detach().clone(), 0
+
+    def step(self, model):
+        self.sparse.step()
+        self.dense.step()
+        self.average.lerp_(model.head.weight.detach(), 0.1)
+        self.steps += 1
+
+trainer = None
+def train_step(model, batch, optimizer):
+    global trainer
+    trainer = trainer or Trainer(model)
+    model.zero_grad()
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    trainer.step(model)
+    return loss
+"""
+)
+OTHERS_OF_OBJECT = {
+    "nothing": ("lr", "lr"),
+    "a rate": ("lr=0.1)", "lr=0.1001)"),
+    "an average": ("0.1)\n        self.steps", "0.11)\n        self.steps"),
+    "a count": ("self.steps += 1", "self.steps += 2"),
+}
+CASES = [(STEP, *other) for other in OTHERS.values()] + [(OBJECT, *other) for other in OTHERS_OF_OBJECT.values()]
+NAMES = [*OTHERS, *(f"{name} in an object" for name in OTHERS_OF_OBJECT)]
+
 
 class Apart(Module):
     """Every arm has globals of its own, as in a process of its own."""
@@ -53,23 +88,24 @@ class Apart(Module):
         return Module(path=self.path, mode=self.mode).build(device, dtype, seed)
 
 
-def workload(folder: Path) -> Module:
-    (folder / "port.py").write_text(STEP)
+def workload(folder: Path, text: str = STEP) -> Module:
+    (folder / "port.py").write_text(text)
     return Apart(path=str(folder / "port.py"), mode="train")
 
 
-@pytest.mark.parametrize("other", OTHERS)
-def test_another_step_is_verified_if_nothing_differs(check, other: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "right", "wrong"), CASES, ids=NAMES)
+def test_another_step_is_verified_if_nothing_differs(check, text: str, right: str, wrong: str, tmp_path: Path) -> None:
     path = tmp_path / "other.py"
-    path.write_text(STEP.replace(*OTHERS[other]))
+    assert right in text
+    path.write_text(text.replace(right, wrong))
 
     def otherwise(program: Program) -> Program:
         made = Module(path=str(path), mode="train").build(CPU, torch.float32, 0)
         made.put(program.state())
         return replace(made, feed=program.feed, optimizer=program.optimizer)
 
-    verified = check(workload(tmp_path), otherwise)
-    assert verified.ok is (other == "nothing"), verified.headline
+    verified = check(workload(tmp_path, text), otherwise)
+    assert verified.ok is (right == wrong), verified.headline
 
 
 def test_no_strategy_can_change_an_optimizer_that_no_step_calls(tmp_path: Path) -> None:

@@ -425,6 +425,7 @@ def test_counts_are_alike_when_equal_and_numbers_nearly() -> None:
         ([torch.ones(3), "a"], [torch.zeros(3), "a"], [torch.zeros(3) + 0.01, "a"], True),
         ([torch.ones(3)], [torch.zeros(3)], [torch.zeros(2)], False), (1.0, nan, 0.0, False),
         (torch.tensor(1), torch.tensor(2), torch.tensor(3), False), (None, 1, None, False),
+        ({}, {"a": 1, "b": [{"c": 2}]}, {"b": [{"c": 2}], "a": 1}, True),
     ]  # fmt: skip
     for before, theirs, ours, alike in pairs:
         packed = (state.pack((before, after)) for after in (ours, theirs))
