@@ -15,10 +15,13 @@ OVERRIDE = re.compile(r"([\w.]+)=(.*)", re.DOTALL)
 STACK = re.compile(r"\[[^]]*\]|[\w/-]+(?:\+[\w/-]+)+")
 
 
+COMMAND = "regression.on_alert"  # a command of a shell, which Hydra's grammar is not for
+
+
 def rewrite(arguments: list[str]) -> list[str]:
     """Arguments as Hydra reads them.
 
-    `strategy=amp+fusion` becomes a list, and an option may belong to a strategy that is not chosen.
+    `strategy=amp+fusion` becomes a list, an option may belong to a strategy that is not chosen, and a command is text.
     """
     return [_rewrite(argument) for argument in arguments]
 
@@ -32,11 +35,19 @@ def _rewrite(argument: str) -> str:
     key, value = match.groups()
     if key in ("strategy", "baseline"):
         return f"{key}={STACK.sub(_as_list, value)}"
+    if key == COMMAND and value not in ("", "null") and value[:1] not in ("'", '"'):
+        argument = f"{key}={_as_text(value)}"
     if "." in key and not key.startswith("hydra."):
         # Added even where it does not exist: the dataclass that it is meant for says better what is allowed, and
         # in a sweep some jobs may have it and others not.
         return f"++{argument}"
     return argument
+
+
+def _as_text(value: str) -> str:
+    """A quoted string of Hydra's, in which nothing is special."""
+    escaped = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (found[2] and "\\'"), value).replace("${", "\\${")
+    return f"'{escaped}'"
 
 
 def _as_list(match: re.Match[str]) -> str:
