@@ -130,7 +130,7 @@ class Streams(Strategy):
     def branch(self, program: Program) -> Notes:
         """Replace `model.forward` by its version on lanes, so that wrappers around the model use it too."""
         args, kwargs = program.arguments(to_device(program.feed.next(), program.device))
-        untraced = "branches are replacement in the model's graph, and torch.fx cannot trace this model"
+        untraced = "branches are found in the model's graph, and torch.fx cannot trace this model"
         advice = "call the towers from a forward without that, or try strategy.streams.mode=split"
         try:
             with refusing(untraced, advice), preserved(program):
