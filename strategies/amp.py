@@ -1,4 +1,4 @@
-"""Automatic mixed precision: matrix products and convolutions in 16 bits, which tensor cores and memory prefer."""
+"""Automatic mixed precision: GEMMs and convolutions in 16 bits, for tensor cores and half the memory traffic."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEP_ADVICE = "call parts of the model inside its forward, or cast in train_step
 
 @dataclass
 class Amp(Strategy):
-    """torch.autocast around model and loss; float16 gradients are scaled, since they would underflow otherwise."""
+    """torch.autocast around model and loss; for float16 the loss is scaled, else gradients would underflow."""
 
     stage = Stage.PRECISION
     variants = ({"dtype": "float16"},)
@@ -46,21 +46,21 @@ class Amp(Strategy):
         return (Remedy("compute_bound"), Remedy("memory_bound", rank=2))
 
     def helps(self, trace: Trace, calibration: Calibration | None) -> bool:
-        """Where a GEMM still computes in higher precision, and the device computes faster in this one.
+        """Whether a GEMM still computes in a wider dtype, and the device computes faster in this dtype.
 
-        Inside a graph no operator is visible. Processors without units for bfloat16 emulate it.
+        A graph hides operators, so a step in a graph counts as float32. CPUs without bfloat16 units emulate bfloat16.
         """
         dtypes = trace.op_dtypes(MATRIX_OPS)
         if {"bfloat16", "float16"} & dtypes.keys() or not (dtypes or any(kernel.in_graph for kernel in trace.kernels)):
             return False
         if trace.kernels:
             return True
-        if calibration is None:  # a processor of which nothing is known
+        if calibration is None:  # an unknown CPU
             return False
         return calibration.matrix.get(self.dtype, 0.0) > calibration.matrix.get("float32", 0.0)
 
     def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
-        """Products at the card's ceiling, and half of the bytes; casts cost nothing."""
+        """GEMMs at the card's ceiling, all other float32 work in half of its bytes, and casts for free."""
         from optexp.profiling.lower_precision import in_16_bits
 
         step = view.parts(ceilings)
@@ -93,8 +93,8 @@ class Amp(Strategy):
             scaler=grad_scaler(device) if learns and dtype is torch.float16 else program.scaler,
         )
         batch = to_device(program.feed.next(), device)
-        probe = OperationsIn(dtype)  # because no trace shows those inside a compiled region or a graph
-        if program.loss is None and program.optimizer is not None:  # a step of the user's, with calls of its own
+        probe = OperationsIn(dtype)  # as traces show no operations inside compiled regions or graphs
+        if program.loss is None and program.optimizer is not None:  # a user's own step, which calls the model itself
             with refusing(STEP_FAILED, STEP_ADVICE), preserved(program):
                 optimized.step(replace(optimized, forward=inside(probe, optimized.call)), batch)
         else:
@@ -129,7 +129,7 @@ class Amp(Strategy):
 
 
 def under_autocast(call: Callable[..., Any], device: torch.device, dtype: torch.dtype) -> Callable[..., Any]:
-    """`call` with autocast on. The cache of cast weights is emptied when it returns, so none enters a later graph."""
+    """`call` under autocast. Autocast's cache of cast weights is emptied at its end, so no later graph captures it."""
 
     def autocast(*args: Any, **kwargs: Any) -> Any:
         with torch.autocast(device.type, dtype):
@@ -139,6 +139,8 @@ def under_autocast(call: Callable[..., Any], device: torch.device, dtype: torch.
 
 
 def inside(mode: TorchDispatchMode, call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same call under a dispatch mode, which sees nothing of what the step does beside it."""
+
     def watched(*args: Any, **kwargs: Any) -> Any:
         with mode:
             return call(*args, **kwargs)
@@ -147,7 +149,7 @@ def inside(mode: TorchDispatchMode, call: Callable[..., Any]) -> Callable[..., A
 
 
 def grad_scaler(device: torch.device) -> torch.amp.GradScaler:
-    """A scaler whose scale exists already: part of the state that is restored, and no allocation during capture."""
+    """A GradScaler with its scale allocated: the scale is then restorable state, and capture allocates nothing."""
     scaler = torch.amp.GradScaler(device.type)
     scaler.scale(torch.zeros((), device=device))
     return scaler

@@ -1,4 +1,4 @@
-"""Channels-last memory: tensor cores read images pixel by pixel, and need no transpose before each convolution."""
+"""Channels-last memory format: tensor cores read it directly, without a transpose before each convolution."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class ChannelsLast(Strategy):
-    """Weights, optimizer state and inputs with four dimensions; convolutions pass the layout on.
+    """Weights, optimizer state and inputs with four dimensions in channels-last; convolutions propagate the format.
 
-    Batches that lie on the device are kept so; those that travel are converted when the model is called.
+    Batches on the device are laid out before the clock starts; batches from the host are converted at the model's call.
     """
 
     stage = Stage.LAYOUT
@@ -109,14 +109,14 @@ def on_images_last(self, *args, plain={model}.forward, **kwargs):
 
 
 def last(value: Any) -> Any:
-    """An image batch in channels-last; anything else as it is."""
+    """A tensor with four dimensions in channels-last; any other value unchanged."""
     if isinstance(value, Tensor) and value.dim() == 4:
         return value.contiguous(memory_format=torch.channels_last)
     return value
 
 
 def lay_out(model: nn.Module) -> None:
-    """As `model.to(memory_format=torch.channels_last)`, which fails where there are weights of five dimensions too."""
+    """`model.to(memory_format=torch.channels_last)` that also works for models with five-dimensional weights."""
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.dim() == 4:
             tensor.data = tensor.data.to(memory_format=torch.channels_last)
@@ -144,14 +144,14 @@ class ImagesLast(ResidentFeed):
 
 
 def layouts(program: Program, optimized: Program | None = None) -> dict[str, int]:
-    """How many convolutions of a forward pass return which layout; the program's state stays what it was."""
+    """Number of convolutions in a forward pass by the layout of their result; the program's state is restored."""
     with preserved(program), torch.set_grad_enabled(program.trains), Convolutions() as seen:
         (optimized or program).predict(to_device(program.feed.next(), program.device))
     return {layout: seen.layouts[layout] for layout in ("last", "first", "either")}
 
 
 class Convolutions(TorchDispatchMode):
-    """Counts the layouts that convolutions return; of one channel or one pixel, both at once."""
+    """Counts the layouts of convolutions' results ("either" for one channel or one pixel)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A compiled optimizer: torch.compile makes few kernels of a whole `optimizer.step()`, whatever the optimizer."""
+"""A compiled optimizer: torch.compile turns a whole `optimizer.step()` into few kernels, for any optimizer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from optexp.records.profile import Calibration
     from optexp.trace import Trace
 
-MARK = "Optimizer.step#"  # of a range in a trace
+MARK = "Optimizer.step#"  # beginning of the name of an update's range in a trace
 
 
 @dataclass
 class CompiledOptimizer(Strategy):
-    """Beside `fusion`, which compiles model and loss; the learning rate becomes a tensor, or each new one would be
-    compiled anew."""
+    """Compiles `optimizer.step`; `fusion` compiles model and loss.
+
+    The learning rate becomes a tensor: a new number would be compiled again.
+    """
 
     stage = Stage.OPTIMIZER
     preload = ("torch._dynamo", "torch._inductor.compile_fx")
@@ -34,7 +36,7 @@ class CompiledOptimizer(Strategy):
         return frozenset({"optimizer"})  # another one that changes how it steps
 
     def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
-        """One kernel, which the host need not prepare."""
+        """The update is one kernel without host time."""
         from optexp.profiling.updates import in_one_kernel
 
         return in_one_kernel(view.parts(ceilings))
@@ -60,7 +62,7 @@ class CompiledOptimizer(Strategy):
         ours, step = grouped(counters, "claimed"), f"{notes['optimizer']}.step"
         if not ours:
             return Evidence(False, f"torch.compile made no graph of {step}: it ran eagerly")
-        # Inside a captured step nothing calls the optimizer; outside, torch marks each call of it.
+        # In a captured step nothing calls the optimizer; otherwise torch marks each call.
         captured = after.calls("cudaGraphLaunch") and not any(s.name.startswith(MARK) for s in after.annotations)
         if not captured and not ours.keys() & after.compiled_calls().keys():
             return Evidence(False, f"{step} was compiled, but the profiled steps ran it eagerly")
@@ -89,7 +91,7 @@ def {name}(params, plain={name}):
 
 
 def onto_device(optimizer: Optimizer, device: torch.device) -> None:
-    """Learning rate and step counts in tensors on the device, where compiled code reads them."""
+    """Move learning rates and step counts to tensors on the device, where compiled code reads them."""
     for group in optimizer.param_groups:
         group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)
         if "capturable" in group and device.type == "cuda":
@@ -100,7 +102,7 @@ def onto_device(optimizer: Optimizer, device: torch.device) -> None:
 
 
 def counted(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-    """Inductor; what it compiles here is claimed, so that it is told from other compiled code."""
+    """Inductor as back end; counts its graphs as "claimed", which separates them from other compiled code."""
     from torch._dynamo.utils import counters
     from torch._guards import CompileContext
     from torch._inductor.compile_fx import compile_fx

@@ -1,4 +1,4 @@
-"""CPU affinity: a program whose host does one thing at a time is faster on one core than wandering between many."""
+"""CPU affinity: a host that runs one thread at a time is faster on one core than moving between cores."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class CpuAffinity(Strategy):
     """Binds the threads of the optimized program once it is set up; workers of a DataLoader stay on the other cores.
 
-    Measurements bind baseline and candidate to the same cores, on a GPU to a single one: there is something to compare
-    only with measurement.cpus=all.
+    Measurements bind baseline and candidate to the same cores, for a GPU to a single core. So this strategy needs
+    measurement.cpus=all.
 
-    cores:  auto is one core; or numbers, as in [2,3] or '2,3'
+    cores:  auto (one core), or core numbers such as [2,3] or '2,3'
     """
 
     stage = Stage.MEMORY

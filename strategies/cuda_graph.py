@@ -1,4 +1,4 @@
-"""CUDA Graphs: a whole step is recorded once and launched as one, so that Python and launches no longer cost time."""
+"""CUDA graphs: a step is captured once and replayed by one launch, without the time of Python and single launches."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from optexp.profiling.view import View
     from optexp.records.profile import Calibration
 
-FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)  # in a kernel that can be captured
+FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)  # optimizers with a fused kernel that can be captured
 
-MORE = 1.25  # times as many kernels as without a graph: worth a word
-SMALLER = {  # where a step cannot be captured
+MORE = 1.25  # kernels over those without a graph, above which the evidence says so
+SMALLER = {  # remedies where a capture fails, by scope
     "step": "take it out of the step, leave it outside (strategy.cuda_graph.scope=forward_backward, or model)",
     "forward_backward": "take it out of the step, or leave it outside (strategy.cuda_graph.scope=model)",
     "model": "take it out of the model",
@@ -34,11 +34,11 @@ SMALLER = {  # where a step cannot be captured
 
 @dataclass
 class CudaGraph(Strategy):
-    """Outputs and gradients of a step are overwritten by the next.
+    """Captures the step. Each replay overwrites the outputs and gradients of the previous one.
 
-    scope:   step: all of `program.step`, optimizer included; forward_backward: optimizer and gradient scaler stay
-             outside, whatever they are; model: only forward and backward of the model, each a graph of its own
-    warmup:  steps before the capture: lazy initialisation, autotuning and compilation happen there
+    scope:   step: all of `program.step`, optimizer included; forward_backward: any optimizer and gradient scaler stay
+             outside; model: only forward and backward of the model, each as a separate graph
+    warmup:  steps before the capture, for lazy initialisation, autotuning and compilation
     """
 
     stage = Stage.CAPTURE
@@ -53,7 +53,7 @@ class CudaGraph(Strategy):
 
     @property
     def provides(self) -> frozenset[str]:
-        """A model's graphs are recorded outside the step, whatever the step puts around the model."""
+        """A model's graphs are captured outside the step, so settings inside the step do not reach them."""
         return frozenset({"model_graph"} if self.scope == "model" else ())
 
     @property
@@ -65,11 +65,11 @@ class CudaGraph(Strategy):
         return (Remedy("many_small_kernels"), Remedy("dispatch", rank=2), Remedy("gpu_idle", rank=2))
 
     def helps(self, trace: Trace, calibration: Calibration | None) -> bool:
-        """Where no graph is launched yet."""
+        """Whether no graph is launched yet."""
         return not any(GRAPH_LAUNCH.match(call.name) for call in trace.api)
 
     def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
-        """Launches no longer cost time; a loader's batches still do, and may be made while the device works."""
+        """Launches take no time. Loading takes time still, but may overlap with the device's work."""
         from optexp.profiling.updates import is_fused_when_captured, least_on_host_us, saved_us
 
         step = view.parts(ceilings)
@@ -133,14 +133,14 @@ class CudaGraph(Strategy):
         }
 
     def _captured(self, program: Program) -> tuple[Program, Sequence[Tensor]]:
-        rest = program if program.optimizer is None else outside(program)
+        without_update = program if program.optimizer is None else outside(program)
         if self.scope == "model":
-            model = graph_model(rest, self.warmup)
+            model = graph_model(without_update, self.warmup)
             return replace(program, forward=model), model.inputs
-        if self.scope == "step" or rest is program:
+        if self.scope == "step" or without_update is program:
             step = capture(program, self.warmup, prepare_optimizer(program))
             return replace(program, step=step), step.inputs
-        step = capture(rest, self.warmup)
+        step = capture(without_update, self.warmup)
         return replace(program, step=UpdatedOutside(step)), step.inputs
 
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
@@ -179,11 +179,11 @@ class CudaGraph(Strategy):
 
 
 def prepare_optimizer(program: Program) -> list[Tensor]:
-    """Move to the GPU what the optimizer keeps on the CPU, in place. Returns the learning rate of each group.
+    """Move the optimizer's CPU state to the GPU, in place. Returns the learning rate tensor of each group.
 
-    Numbers would freeze in the graph. Fused kernels are used only where nothing else can be captured: SGD's other
-    forms read the rate on the CPU (unless they are compiled, which fused ones never are), and so does a GradScaler that
-    must decide whether to skip.
+    A graph would freeze Python numbers. Fused kernels are used only if nothing else can be captured: other forms of SGD
+    read the rate on the CPU (except compiled ones, and fused forms are never compiled), and a GradScaler reads on the
+    CPU whether to skip a step.
     """
     optimizer, device = program.optimizer, program.device
     if optimizer is None:
@@ -206,7 +206,7 @@ def prepare_optimizer(program: Program) -> list[Tensor]:
 
 @dataclass
 class Later:
-    """Stands in for an optimizer, or for a gradient scaler, while the step around it is captured: it does not step."""
+    """Replaces an optimizer or a gradient scaler while a step is captured: its `step` does nothing."""
 
     real: Any
 
@@ -229,7 +229,7 @@ def outside(program: Program) -> Program:
 
 @dataclass
 class UpdatedOutside:
-    """A captured forward and backward, then the optimizer's step, which finds gradients where they were captured."""
+    """A captured forward and backward, then the optimizer's step on the captured gradients."""
 
     captured: CapturedStep
 

@@ -1,4 +1,4 @@
-"""Fused optimizers: all parameters updated by one kernel, instead of several small ones for each of them."""
+"""Fused optimizers: one kernel updates all parameters, instead of several small kernels for each parameter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from optexp.records.profile import Calibration
     from optexp.trace import Trace
 
-# What shows an implementation in a trace: operations, and kernels (all that is left of a captured step).
+# Names of an implementation's operations and kernels in a trace; a captured step shows kernels only.
 SIGNS = {
     "fused": re.compile(r"aten::_fused_(adam|adamw|sgd|adagrad)_$|Fused\w+MathFunctor"),
     "foreach": re.compile(r"aten::_foreach_|multi_tensor_apply_kernel<(?!.*Fused\w+MathFunctor)"),
@@ -47,7 +47,7 @@ class FusedOptimizer(Strategy):
         return (Remedy("many_small_kernels", rank=3),)
 
     def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
-        """One kernel, which the host need not prepare."""
+        """The update is one kernel without host time."""
         from optexp.profiling.updates import in_one_kernel
 
         return in_one_kernel(view.parts(ceilings))
@@ -104,7 +104,7 @@ def {name}(params, plain={name}):
 
 
 def implement(optimizer: Optimizer, implementation: str) -> None:
-    """What `fused=True` or `foreach=True` would have done when the optimizer was made; its state is kept."""
+    """Change an existing optimizer to `fused=True` or `foreach=True`; its state is kept."""
     fused = implementation == "fused"
     for group in optimizer.param_groups:
         group.update({"foreach": not fused} | ({"fused": fused} if "fused" in group else {}))
@@ -115,7 +115,7 @@ def implement(optimizer: Optimizer, implementation: str) -> None:
 
 
 def operations(program: Program) -> dict[str, int]:
-    """What one step of the optimizer is made of, by name; the program's state stays what it was."""
+    """Number of operations in one step of the optimizer, by name; the program's state is restored."""
     assert program.optimizer is not None
     with preserved(program):
         for parameter in program.model.parameters():
@@ -127,7 +127,7 @@ def operations(program: Program) -> dict[str, int]:
 
 
 class Operations(TorchDispatchMode):
-    """Counts what runs while an optimizer steps; looking at a tensor is no work."""
+    """Counts the operations of an optimizer's step, without views."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from optexp.records.profile import Calibration
     from optexp.trace import Trace
 
-# Parts of the compiler, each with those before it: what a part gains is its time beside that of the one before.
+# Back ends that stop after a part of the compiler. A part's gain is the ratio of times to the back end before it.
 LADDER = {
     "eager": "run operator by operator, as Python would: against the baseline, the gain of capture alone",
     "aot_eager": "traced to ATen, backward too, and run operator by operator: beside backend=eager, AOTAutograd's part",
@@ -37,16 +37,15 @@ CAPTURING = ("reduce-overhead", "max-autotune")  # both replay what they compile
 
 @dataclass
 class Fusion(Strategy):
-    """Model and loss, captured as graphs when first called.
+    """Compiles model and loss; their graphs are captured at the first call.
 
-    backend:  inductor: torch.compile writes the kernels (with a capturing mode, outputs and gradients of a step are
-              overwritten by the next)
-              eager, aot_eager: the steps before it: Dynamo's graph runs as it is; AOTAutograd's graph of ATen operators
-              torchscript: torch's older compiler, for the model alone
-              kernels, cuda: ours, in Triton or in CUDA C++, in the place of the patterns they implement; the rest
-              runs as it did
-    mode:     of inductor
-    fullgraph, dynamic:  as torch.compile has them: no graph break is allowed; one graph for all shapes
+    backend:  inductor: torch.compile generates the kernels (in a capturing mode, each step overwrites the outputs and
+              gradients of the previous one)
+              eager, aot_eager: stages before it: run Dynamo's graph, or AOTAutograd's graph of ATen operators
+              torchscript: torch's older compiler, for the model only
+              kernels, cuda: optexp's kernels in Triton or CUDA C++ replace their patterns; all else runs eagerly
+    mode:     mode of inductor
+    fullgraph, dynamic:  as in torch.compile: allow no graph break; one graph for all shapes
     """
 
     stage = Stage.COMPILE
@@ -66,7 +65,7 @@ class Fusion(Strategy):
 
     @property
     def provides(self) -> frozenset[str]:
-        """Graphs that torch.compile replays share memory, and count on being replayed one after the other."""
+        """Traits of capturing modes. torch.compile's graphs share memory, and must be replayed one after the other."""
         return frozenset({"capture", "graph_trees"} if self.mode in CAPTURING else ())
 
     @property
@@ -75,7 +74,7 @@ class Fusion(Strategy):
 
     @property
     def ours(self) -> bool:
-        """Whether our kernels are put in."""
+        """Whether optexp's kernels replace patterns."""
         return self.backend in ("kernels", "cuda")
 
     @property
@@ -90,7 +89,7 @@ class Fusion(Strategy):
         )
 
     def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
-        """What runs between two products becomes one kernel; on a CPU products, batches and updates remain."""
+        """All work between two GEMMs or the like becomes one kernel; on a CPU GEMMs, batches and updates remain."""
         from optexp.profiling import fused_work
         from optexp.profiling.updates import least_on_host_us
 
@@ -206,7 +205,7 @@ class Fusion(Strategy):
         return "\n".join(f"{call} = torch.compile({call}{given})" for call in file.calls)
 
     def taken_along(self, names: list[str], captured: bool) -> str:
-        """The kernels that were put in, and what puts them in, as they stand in optexp."""
+        """The source of the kernels that were used, and of the rewriting that puts them in, for `repro.py`."""
         from optexp.kernelkit.extension import source_files
 
         cuda = self.backend == "cuda"
@@ -246,7 +245,7 @@ def step(batch, plain=step):
 
 
 def marked(step: Step) -> Step:
-    """The step, announced to Inductor's graphs: what the one before returned may now be overwritten."""
+    """The step, with an announcement to Inductor's graphs that they may overwrite the previous step's results."""
 
     def announced(program: Program, batch: Batch) -> Outputs:
         torch.compiler.cudagraph_mark_step_begin()
@@ -256,7 +255,7 @@ def marked(step: Step) -> Step:
 
 
 def graph_breaks(counters: Counters) -> str:
-    """Number, lines and causes of graph breaks, and of functions that one kept from being compiled."""
+    """Number, lines and causes of graph breaks, and of functions that a graph break kept from being compiled."""
     breaks, refused = (sorted(grouped(counters, name)) for name in ("graph_break", "not_compiled"))
     text = f", {len(breaks)} graph break{'s' * (len(breaks) > 1)}: {_listed(breaks)}" if breaks else ""
     if refused:
@@ -270,13 +269,13 @@ def _listed(lines: Sequence[str], most: int = 3) -> str:
 
 
 def kinds(program: Program) -> int:
-    """How many sizes of batches take turns, where that is known."""
+    """Number of different batch sizes in the feed; 1 where unknown."""
     batches = getattr(program.feed, "batches", ())
     return len({tuple(tensor.shape for tensor in tensors_of(batch).values()) for batch in batches}) or 1
 
 
 def given_up(counters: Counters, kinds: int) -> str:
-    """What was compiled anew for each of its values, until torch.compile gave it up and ran the rest as it is."""
+    """A phrase on values that caused recompilation until torch's limit, after which code runs uncompiled."""
     varying = grouped(counters, "given_up")
     if not varying:
         return ""
@@ -288,7 +287,7 @@ def given_up(counters: Counters, kinds: int) -> str:
 
 
 def require_whole(program: Program) -> None:
-    """Compile now, where a graph break is a reason and not yet an error."""
+    """Compile now, so that a graph break becomes a reason for UNSUPPORTED instead of an error later."""
     from torch._dynamo.exc import Unsupported as Break
 
     try:
@@ -302,11 +301,11 @@ def require_whole(program: Program) -> None:
         ) from error
 
 
-# --- our kernels; what needs Triton is imported where it is known to be there ------------------------------------
+# --- our kernels; modules that need Triton are imported after `unsupported` has checked for it -------------------
 
 
 def kernels_missing(backend: str, device: torch.device) -> str | None:
-    """Why they cannot run, and what to do."""
+    """The reason why our kernels cannot run, with a remedy; None where they can."""
     if backend == "cuda":
         from optexp.kernelkit import extension
 
@@ -330,10 +329,10 @@ def chosen(backend: str) -> list[Kernel]:
 
 
 def put_in(backend: str, captured: bool) -> tuple[dict[str, Any], Notes]:
-    """How torch.compile puts them in; what they implement, the names by which a trace shows them, and, as soon as it is
-    known, what they replaced.
+    """Options of torch.compile for our kernels, and notes: patterns, kernel names in traces, and a count of
+    replacements that is filled during compilation.
 
-    captured:  for a program that a CUDA Graph records
+    captured:  whether a CUDA graph captures the program later
     """
     from optexp.kernelkit.kernel import for_graphs, symbols
     from optexp.transforms import rewriting
@@ -345,7 +344,7 @@ def put_in(backend: str, captured: bool) -> tuple[dict[str, Any], Notes]:
 
 
 def replacements(after: Trace, notes: Notes, counters: Counters, graphs: str) -> Evidence:
-    """Which patterns our kernels took the place of, and that the step launched them."""
+    """Evidence: the patterns that our kernels replaced, and their launches in the profiled step."""
     replaced, refused = (grouped(counters, name) for name in ("replaced", "refused"))
     if not replaced:
         left = f"; left alone: {'; '.join(sorted(refused)[:5])}" if refused else ""
@@ -360,7 +359,7 @@ def replacements(after: Trace, notes: Notes, counters: Counters, graphs: str) ->
     return Evidence(True, f"replaced: {names}, {launched:g} of our kernels a step; {graphs}")
 
 
-CUDA_KERNEL = "optexp::"  # the namespace that ours are in
+CUDA_KERNEL = "optexp::"  # namespace of our CUDA C++ kernels
 
 
 # --- TorchScript -------------------------------------------------------------------------------------------------
@@ -373,7 +372,7 @@ def torchscript_missing() -> str | None:
 
 
 def script(program: Program) -> tuple[Program, Notes]:
-    """The model through TorchScript; it is called a few times here, since it optimizes what it has seen."""
+    """The program with its model in TorchScript, after the few calls that TorchScript needs to optimize."""
     optimized = replace(program, forward=Scripted(program.model, program.call, program.trains))
     batch = to_device(program.feed.next(), program.device)
     reason = refusing("TorchScript cannot trace this model", "use strategy.fusion.backend=inductor")
@@ -384,7 +383,7 @@ def script(program: Program) -> tuple[Program, Notes]:
 
 
 def scripted_evidence(before: Trace, after: Trace, notes: Notes) -> Evidence:
-    """Groups of operations that became one: in its graph and, on a GPU, as kernels that were not there before."""
+    """Evidence of fused groups: in TorchScript's graph and, on a GPU, as new kernels in the trace."""
     groups = notes["groups"]
     if not groups:
         return Evidence(

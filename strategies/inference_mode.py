@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class InferenceMode(Strategy):
-    """torch.inference_mode around the step, which by itself runs under no_grad."""
+    """torch.inference_mode around the step, which otherwise runs under no_grad."""
 
-    stage = Stage.MEMORY  # after all that makes the step anew, and before it is captured
+    stage = Stage.MEMORY  # after stages that replace the step, and before capture
     level = "application"
 
     @property
@@ -34,7 +34,7 @@ class InferenceMode(Strategy):
         return frozenset({"optimizer", "model_graph"})  # what learns, and what it would not reach
 
     def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
-        """The host dispatches without delay; None on a CPU, where dispatching is not told from work."""
+        """Dispatch takes no host time; None on a CPU, whose traces mix dispatch and work."""
         step = view.parts(ceilings)
         if not step.on_gpu:
             return None

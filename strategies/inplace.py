@@ -1,4 +1,4 @@
-"""In-place operations: an intermediate that nobody reads again is overwritten, instead of new memory written."""
+"""In-place operations: an intermediate value without further readers is overwritten, without new memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from optexp.records.profile import Calibration
     from optexp.trace import Trace
 
-# Which of its tensors an operation's backward reads: those must stay as they were.
+# Tensors that an operation's backward reads, which must not be overwritten.
 BACKWARD_READS_INPUT = {"gelu", "silu", "pow", "clamp", "abs"}  # mul and div too, where both operands are tensors
 BACKWARD_READS_OUTPUT = {"tanh", "sigmoid", "exp", "sqrt", "relu"}
 BACKWARD_READS_NEITHER = {"add", "sub", "neg", "mul", "div"}
@@ -34,7 +34,7 @@ POINTWISE = BACKWARD_READS_INPUT | BACKWARD_READS_OUTPUT | BACKWARD_READS_NEITHE
 OPERANDS = {"add": 2, "sub": 2, "mul": 2, "div": 2, "pow": 2, "clamp": 3}  # of the others: one
 COMMUTATIVE = {"add", "mul"}
 
-# Producers of a tensor of their own that their backward does not read.
+# Other operations whose result is new memory that their backward does not read.
 OTHER_PRODUCERS: set[Any] = {
     nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
     F.linear, F.conv1d, F.conv2d, F.conv3d, F.layer_norm, F.batch_norm,
@@ -61,7 +61,7 @@ NAMES: dict[Any, str] = {
 
 @dataclass
 class Inplace(Strategy):
-    """Rewrites the model's graph; a value is overwritten only where no reader, and no backward, can tell."""
+    """Rewrites the model's graph; a value is overwritten only if no later reader and no backward needs it."""
 
     stage = Stage.REWRITE
     level = "memory"
@@ -79,7 +79,7 @@ class Inplace(Strategy):
         step = view.parts(ceilings)
         if not step.on_gpu:
             return None
-        python = view.account("python").us  # which is not traced into the graph
+        python = view.account("python").us  # the traced graph omits Python code
         return step.less("time unchanged (peak memory falls by the tensors that are overwritten)", waiting=python)
 
     def apply(self, program: Program) -> tuple[Program, Notes]:
@@ -154,7 +154,7 @@ def infer_shapes(model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str
     placeholders = [str(node.target) for node in model.graph.nodes if node.op == "placeholder"]
     inputs = [*args, *(kwargs[name] for name in placeholders[len(args) :] if name in kwargs)]
     counting = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.momentum is None]
-    for norm in counting:  # which would read the count of its batches
+    for norm in counting:  # momentum=None would read the number of batches, a value
         norm.momentum = 0.0
     try:
         ShapeProp(model, FakeTensorMode(allow_non_fake_inputs=True)).propagate(*inputs)
@@ -164,7 +164,7 @@ def infer_shapes(model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str
 
 
 class Rewriter:
-    """Puts operations of a graph in place.
+    """Replaces operations of a graph by their in-place forms.
 
     names:  which nodes are pointwise operations, and which ones
     owners: nodes whose value is memory of their own: no input, parameter or view
@@ -195,7 +195,7 @@ class Rewriter:
         return operand in self.owners and len(operand.users) == 1
 
     def why_not(self, node: fx.Node, name: str, operands: list[Any]) -> str | None:
-        """Why the first operand cannot be overwritten by the result; None when it can."""
+        """Why the result cannot overwrite the first operand; None where it can."""
         target = operands[0]
         if target not in self.owners:
             return "it reads an input, a parameter or a view"
@@ -248,8 +248,8 @@ def in_place(name: str, tensors: bool) -> Callable[..., Tensor] | str:
 
 
 def unless_autocast(name: str, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """In place, but for autocast, which picks the dtype by what it finds and would be held to the operand's."""
-    if isinstance(tensor, fx.Proxy):  # a later strategy traces the model: it is to be decided at every call still
+    """The in-place form; under autocast the normal one, as autocast may choose another dtype than the operand's."""
+    if isinstance(tensor, fx.Proxy):  # a later strategy traces the model: decide at each call of its graph
         node: Any = tensor.tracer.create_proxy("call_function", unless_autocast, (name, tensor, *args), kwargs)
         return node
     own_memory = torch.is_autocast_enabled(tensor.device.type)
@@ -258,7 +258,7 @@ def unless_autocast(name: str, tensor: Tensor, *args: Any, **kwargs: Any) -> Ten
 
 
 def producer(node: fx.Node, model: fx.GraphModule) -> Any:
-    """What makes a node's value: a function, or the class of a module without hooks, which may keep or change it."""
+    """The function or module class that computes a node's value; None for modules with hooks, which may change it."""
     if node.op == "call_module":
         module = model.get_submodule(str(node.target))
         return None if hooked(module) else type(module)

@@ -1,4 +1,4 @@
-"""Memory pools: where a step's memory comes from, what asking for it costs, and what holding on to it saves."""
+"""Memory pools: the allocator that a step's memory comes from, and the cost of allocation."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ MIB = 2**20
 
 @dataclass
 class MemoryPool(Strategy):
-    """kind:  private: what the step's thread allocates comes from a torch.cuda.MemPool, graphs included; expandable:
-           segments that grow; async: the driver's own pool; none: no pool, every tensor is a cudaMalloc and a cudaFree;
-           emptied: what is cached goes back to the driver after every step; workspace: modules that keep scratch memory
-           as `self.workspace` share one
+    """Changes the allocator, or shares scratch memory.
 
-    `async` and `none` cannot be stacked with what captures: without a cache nothing may be allocated in a graph, and
-    what the driver's pool gives to graphs cannot be counted.
+    kind:  private: a torch.cuda.MemPool for all allocations of the step's thread, graphs included; expandable: segments
+           that grow; async: the driver's own pool; none: no pool, so that every tensor is a cudaMalloc and a cudaFree;
+           emptied: cached memory is returned to the driver after every step; workspace: modules with scratch memory in
+           `self.workspace` share it
+
+    `async`, `none` and `emptied` exclude strategies that capture: without a cache a graph cannot allocate, and memory
+    that the driver's pool gives to graphs cannot be counted.
     """
 
     stage = Stage.MEMORY
@@ -46,20 +48,20 @@ class MemoryPool(Strategy):
     @property
     def excludes(self) -> frozenset[str]:
         if self.kind in ("workspace", "private"):
-            # Two modules would share one at once; and while a thread allocates from a pool, torch keeps what crossed
-            # streams as if a graph were being captured: steps would never get it back.
+            # workspace: with streams, two modules would use the shared memory at once. private: while a thread
+            # allocates from a pool, torch never frees memory that crossed streams, as during capture.
             return frozenset({"streams", "graph_trees"})
         return frozenset({"capture"} if self.kind in ("async", "none", "emptied") else ())
 
     def environment(self) -> Mapping[str, str]:
         if self.kind == "none":
             return {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-        # Its name since torch 2.9, and the one before, which a user may have set.
+        # The variable's name since torch 2.9, and its older name, which a user may have set.
         names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
         return dict.fromkeys(names, SETTINGS[self.kind]) if self.kind in SETTINGS else {}
 
     def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
-        """Nothing asks the driver for memory; None on a CPU."""
+        """Allocations by the driver take no time; None on a CPU."""
         step = view.parts(ceilings)
         if not step.on_gpu:
             return None
@@ -88,7 +90,7 @@ class MemoryPool(Strategy):
                 shared = share_workspaces(program.model)
                 workspaces = {m: w for m in program.model.modules() if (w := vars(m).get("workspace")) is not None}
         if self.kind == "workspace":
-            for module, workspace in workspaces.items():  # which were put back with all else
+            for module, workspace in workspaces.items():  # `preserved` restored the old ones
                 vars(module)["workspace"] = workspace
             return program, shared
         segments = torch.cuda.memory_snapshot() if torch.cuda.get_allocator_backend() == "native" else []
@@ -146,7 +148,7 @@ def step(batch, plain=step):
 
 
 def within(pool: torch.cuda.MemPool, step: Step) -> Step:
-    """The step, whose thread allocates from `pool`. A graph that is captured into the pool does so by itself."""
+    """The step with allocations from `pool`. During capture the graph itself uses the pool."""
 
     def pooled(program: Program, batch: Batch) -> Outputs:
         if torch.cuda.is_current_stream_capturing():
@@ -171,7 +173,7 @@ def in_pool(segment: Mapping[str, Any], pool: torch.cuda.MemPool) -> bool:
 
 
 def share_workspaces(model: nn.Module) -> dict[str, Any]:
-    """One workspace, as large as the largest, for all modules that keep one and use it one after the other."""
+    """Give all modules with a workspace one common workspace, as large as the largest; they use it in turn."""
     kept = [(m, w) for m in model.modules() if isinstance(w := vars(m).get("workspace"), Tensor)]
     largest: dict[Any, int] = {}
     for _, w in kept:
@@ -185,6 +187,6 @@ def share_workspaces(model: nn.Module) -> dict[str, Any]:
 
 
 def extent(tensor: Tensor) -> int:
-    """How many elements lie between its first and its last, gaps included."""
+    """Number of elements between a tensor's first and last element in memory, gaps included."""
     steps = (stride * (size - 1) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return 1 + sum(steps) if tensor.numel() else 0

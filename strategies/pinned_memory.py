@@ -1,4 +1,4 @@
-"""Pinned memory: the device reads page-locked batches by itself, so that the host does not wait for a copy."""
+"""Pinned memory: the device copies from page-locked memory by itself, so that the host need not wait."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ if TYPE_CHECKING:
     from optexp.records.profile import Calibration
     from optexp.trace import Trace
 
-WORKERS = 4  # proposed for a loader that has none, at most
+WORKERS = 4  # most workers that the remedy proposes
 
 
 @dataclass
 class PinnedMemory(Strategy):
-    """Batches in page-locked memory and copies that do not wait, for a feed (and a step) that can do both.
+    """Page-locked batches and non-blocking copies, for feeds and steps with these settings.
 
-    A DataLoader locks each batch's pages while it is timed; batches that lie in host memory are locked once, before.
+    A DataLoader pins each batch during the timed steps; other batches in host memory are pinned once, before the clock
+    starts.
 
-    workers:  processes that make a DataLoader's batches, on a CPU too; None leaves what it has
+    workers:  processes that make a DataLoader's batches, on a CPU too; None: the loader's own number
     """
 
     stage = Stage.FEED
@@ -53,22 +54,22 @@ class PinnedMemory(Strategy):
         )
 
     def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
-        """Copies at the rate of pinned memory, for which the host does not wait; its workers share a loader's time."""
+        """Copies at the rate of pinned memory without host waits; with `workers`, these share the loader's time."""
         step = view.parts(ceilings)
         steps, copies = len(view.trace.steps), [copy for copy in view.trace.copies if copy.kind == "HtoD"]
         rate = ceilings.pinned if ceilings else None
         saved, waiting, text = 0.0, 0.0, ""
         if copies and rate:
-            exposed, at_best = step.copied_us("HtoD"), sum(copy.bytes for copy in copies) / rate * 1e6 / steps
-            hidden = sum(copy.duration for copy in copies) / steps - exposed
-            saved = exposed - max(MARGIN * at_best - hidden, 0.0)
+            exposed_us, at_best_us = step.copied_us("HtoD"), sum(copy.bytes for copy in copies) / rate * 1e6 / steps
+            hidden_us = sum(copy.duration for copy in copies) / steps - exposed_us
+            saved = exposed_us - max(MARGIN * at_best_us - hidden_us, 0.0)
             text = f"copies at {rate / 1e9:.3g} GB/s, and the host does not wait for them"
             waiting = step.waiting_us
         least = step.loading_least_us + step.launching_us()
         if self.workers and step.loading_us:
-            making = max(step.loading_least_us / self.workers, step.launching_us())
+            making_us = max(step.loading_least_us / self.workers, step.launching_us())
             words = f"{self.workers} workers share the loader's time, {step.share(step.loading_us)}"
-            text, least = "; ".join(filter(None, (text, words))), making
+            text, least = "; ".join(filter(None, (text, words))), making_us
             waiting = max(waiting, step.loading_us)
         return step.less(text, saved, waiting, least) if text else None
 
@@ -97,11 +98,11 @@ class PinnedMemory(Strategy):
 
     def apply(self, program: Program) -> tuple[Program, Notes]:
         feed, step, had = program.feed, program.step, settings(program.feed)
-        wanted: dict[str, Any] = {"pin_memory": True, "non_blocking": True}
+        options: dict[str, Any] = {"pin_memory": True, "non_blocking": True}
         if self.workers is not None:
-            wanted["workers"] = self.workers
-        feed = replace(feed, **wanted)  # type: ignore[type-var]  # a dataclass: it has settings
-        if "non_blocking" in settings(step):  # it copies its batch itself
+            options["workers"] = self.workers
+        feed = replace(feed, **options)  # type: ignore[type-var]  # a dataclass: it has settings
+        if "non_blocking" in settings(step):  # the step itself copies its batch
             step = replace(step, non_blocking=True)  # type: ignore[type-var]
         notes = {
             "copies": nothing_copied(program.device) is None,

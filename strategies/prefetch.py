@@ -1,4 +1,4 @@
-"""Prefetching: the next batch travels to the device on a stream of its own while the current one is computed on."""
+"""Prefetching: a side stream copies the next batch to the device while the current batch is computed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Prefetch(Strategy):
-    """Double buffering: two batches are on the device, one in use and one arriving. Needs copies that do not wait."""
+    """Double buffering: one batch on the device is in use, another is being copied. Needs non-blocking copies."""
 
     stage = Stage.FEED  # after pinned_memory, by name
 
@@ -65,7 +65,7 @@ class Prefetch(Strategy):
         return replace(program, feed=Prefetched(program.feed)), {}
 
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
-        """That copies are made aside is prefetching; whether something then runs beside them is up to the step."""
+        """Engaged if copies run on a stream of their own; whether kernels overlap with them depends on the step."""
         copies = [copy for copy in after.copies if copy.kind == "HtoD"]
         if not copies:
             return Evidence(False, "the profiled steps copied nothing to the device")
@@ -85,12 +85,12 @@ class Prefetch(Strategy):
 
 
 class Prefetched(Feed):
-    """Another feed, one batch ahead of what it is asked for.
+    """Wraps another feed and takes its batches one step ahead.
 
-    Memory of a batch belongs to the side stream, and whatever is allocated there waits first for all that the step's
-    stream has been asked to do: what was freed by then is no longer in use, and no tensor needs `record_stream`,
-    which would hold memory back for as long as the host runs ahead. Page-locked memory that a copy still reads is not
-    given out again either: torch's allocator of it waits for the stream of each copy that does not wait.
+    A batch's memory belongs to the side stream, which waits for all earlier work of the step's stream before it
+    allocates. So memory that was freed by then is no longer in use, and no tensor needs `record_stream`, which would
+    hold memory for as long as the host runs ahead. Page-locked memory is not reused during a copy either: its allocator
+    waits for the stream of each non-blocking copy.
     """
 
     def __init__(self, feed: Feed) -> None:
@@ -137,7 +137,7 @@ class Prefetched(Feed):
 
 
 def prefetched(batches: Iterator[tuple[Tensor, ...]], device: torch.device) -> Iterator[tuple[Tensor, ...]]:
-    """The same batches, each brought on a stream of its own while the one before is computed on."""
+    """The batches, each copied on a side stream while the previous batch is computed."""
     side, ready = torch.cuda.Stream(device), None
     while True:
         here = torch.cuda.current_stream(device)

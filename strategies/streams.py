@@ -1,4 +1,4 @@
-"""Streams: work that does not depend on each other runs side by side, where a single stream would queue it."""
+"""Streams: independent work runs concurrently on several streams, where a single stream would queue it."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ if TYPE_CHECKING:
 
 TOO_SMALL = "the GPU is done with each chunk before the host has dispatched the next (fewer and larger ones?)"
 CHUNK_BYTES = 16 * 2**20  # large enough for full speed of copies and of products
-ENGAGED = 0.02  # of the time; kernels of one stream may overlap by their launch
+ENGAGED = 0.02  # least overlap that counts; kernels of one stream overlap slightly at their launch
 
 
 @dataclass
 class Streams(Strategy):
-    """mode:     branches: parts of the model that need nothing of each other, found in its graph; chunks: pieces of a
-              batch in host memory, copied in, computed on and copied out at the same time; split: pieces of a batch on
-              the device, one for each stream; auto: chunks where the step copies its batch itself, else branches
-    streams:  at most so many; None is 4 for branches and for chunks (one copies in, one copies out, and kernels of two
-              chunks fill the device), 2 for split
-    chunks:   of mode=chunks, whose first and last come in halves; None makes them 16 MiB large, and at least as many as
+    """Runs independent parts of a step on several streams.
+
+    mode:     branches: independent parts of the model, found in its graph; chunks: pieces of a batch in host memory,
+              copied in, computed and copied out concurrently; split: pieces of a batch on the device, one per stream;
+              auto: chunks if the step itself copies its batch, else branches
+    streams:  most streams; None: 2 for split, else 4 (for chunks: one for copies in, one for copies out, two for work)
+    chunks:   number of chunks, before the first and the last are halved; None: chunks of 16 MiB, at least as many as
               the step has
     """
 
@@ -60,7 +61,7 @@ class Streams(Strategy):
         return (Remedy("gpu_idle"), Remedy("memory_copy", rank=2, options={"mode": "chunks"}))
 
     def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
-        """Kernels side by side, as far as the card can do their work at once; chunks also beside their copies."""
+        """Kernels run concurrently within the card's bandwidth and flop/s; with chunks, copies overlap too."""
         from optexp.profiling.side_by_side import kernels_together_us, longest_way_us
 
         step = view.parts(ceilings)
@@ -127,33 +128,33 @@ class Streams(Strategy):
         }
 
     def branch(self, program: Program) -> Notes:
-        """Put what runs side by side under the model, where whatever was wrapped around it finds it."""
+        """Replace `model.forward` by its version on lanes, so that wrappers around the model use it too."""
         args, kwargs = program.arguments(to_device(program.feed.next(), program.device))
         untraced = "branches are found in the model's graph, and torch.fx cannot trace this model"
         advice = "call the towers from a forward without that, or try strategy.streams.mode=split"
         try:
             with refusing(untraced, advice), preserved(program):
-                found = side_by_side(program.model, args, kwargs, self.streams or 4)
+                replacement = side_by_side(program.model, args, kwargs, self.streams or 4)
         except NoBranches as reason:
             raise Unsupported(
                 f"the model has no branches: {reason}; for inference, try strategy.streams.mode=split"
             ) from reason
-        forward: Any = found.__call__
+        forward: Any = replacement.__call__
         if "torch._dynamo" in sys.modules:  # compiled, each piece becomes a graph of its own, on its own lane
             forward = torch.compiler.disable(forward, recursive=False)
         program.model.forward = forward
         compiled = any(hasattr(program.call, name) for name in ("_torchdynamo_orig_callable", "_orig_mod"))
         used = "torch.compiler.disable(side_by_side, recursive=False)" if compiled else "side_by_side"
-        listing = found.listing()
+        listing = replacement.listing()
         return {
-            "streams": len(found.lanes.streams) + 1,
-            "pieces": len(found.pieces),
+            "streams": len(replacement.lanes.streams) + 1,
+            "pieces": len(replacement.pieces),
             "listing": listing and f"{listing}\n\nmodel.forward = {used}\n",
         }
 
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
-        what = {"branches": f"{notes.get('pieces')} pieces", "chunks": f"{notes.get('chunks')} chunks"}
-        work = f"{what.get(notes['mode'], 'pieces')} on {notes['streams']} streams"
+        parts = {"branches": f"{notes.get('pieces')} pieces", "chunks": f"{notes.get('chunks')} chunks"}
+        work = f"{parts.get(notes['mode'], 'pieces')} on {notes['streams']} streams"
         if notes["mode"] == "chunks":
             return overlap_of_copies(after, work)
         if together(after) < together(before) + ENGAGED:
@@ -169,7 +170,7 @@ class Streams(Strategy):
 
 
 def require_rows(program: Program, batch: Batch) -> list[str]:
-    """The names of the model's results; refused where those have not the rows of the batch."""
+    """The names of the model's results. Raises Unsupported if the results do not have the rows of the batch."""
     count = rows(tensors_of(batch))
     if count is None:
         raise Unsupported("the batch's tensors have no first dimension in common, along which to take it apart")
@@ -189,15 +190,15 @@ def fitting_chunks(program: Program, batch: Batch) -> int:
 
 
 def together(trace: Trace) -> float:
-    """How many kernels run at once, on average over the time with any."""
+    """Mean number of concurrent kernels, over the time with at least one."""
     busy = Union(kernel.interval for kernel in trace.kernels).total
     return sum(kernel.duration for kernel in trace.kernels) / busy if busy else 0.0
 
 
 def overlap_of_copies(trace: Trace, work: str) -> Evidence:
-    """Engaged where copies run beside kernels; says how near the step comes to the longest of the three.
+    """Engaged if copies overlap with kernels; states the share of the longest of copies in, kernels and copies out.
 
-    A profiler makes the host slower, and a step that many small chunks make: measured alone it may come nearer.
+    The profiler slows the host, and with it a step of many small chunks: a timed step may be closer to the limit.
     """
     kernels = Union(kernel.interval for kernel in trace.kernels)
     ways = {kind: Union(c.interval for c in trace.copies if c.kind == kind) for kind in ("HtoD", "DtoH")}

@@ -1,4 +1,4 @@
-"""TensorFloat-32: float32 products on tensor cores, which read 11 bits of each factor and sum in float32."""
+"""TensorFloat-32: float32 GEMMs on tensor cores, which use 11 bits of each factor and accumulate in float32."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMED = re.compile("tf32|s1688")  # the size of the tensor cores' tile in TF32
 
 @dataclass
 class Tf32(Strategy):
-    """Flags of the process: they reach the backward pass, compiled code and captured steps too."""
+    """Sets torch's flags, which also apply to the backward pass, compiled code and captured steps."""
 
     stage = Stage.PRECISION
 
@@ -46,7 +46,7 @@ class Tf32(Strategy):
         return frozenset(f"torch.{name}" for name in (*settings, "get_float32_matmul_precision"))
 
     def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
-        """Products at the card's ceiling for TF32."""
+        """float32 GEMMs, convolutions and attention at the card's ceiling for TF32."""
         from optexp.profiling.lower_precision import with_tf32
 
         step = view.parts(ceilings)
@@ -107,14 +107,14 @@ class Tf32(Strategy):
 
 
 def kind(operation: str) -> str:
-    """Which of the flags an operation obeys."""
+    """The flag that applies to an operation."""
     return "convolutions" if "conv" in operation else "products"
 
 
 class Products(TorchDispatchMode):
-    """Computes each product a second time with the flags that held before: equal bits show that it was not lowered.
+    """Computes each product again with the previous flags: equal bits show that TF32 was not used.
 
-    Kernels' names show it less well: not all of them tell the precision, and a stack changes them for other reasons.
+    Kernels' names are weaker evidence: not all show the precision, and other strategies of a stack change them too.
     """
 
     def __init__(self, before: dict[str, bool]) -> None:

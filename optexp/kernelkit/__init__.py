@@ -1,1 +1,1 @@
-"""Tools that kernel files are written and built with."""
+"""Tools for writing, building, launching and timing kernels."""

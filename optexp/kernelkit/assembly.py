@@ -25,9 +25,9 @@ USAGE = re.compile(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)")
 class Code:
     """One kernel, compiled for one signature.
 
-    warps:      of a program
-    registers:  of a thread
-    spills:     instructions that write registers to memory
+    warps:      warps of a program
+    registers:  registers of a thread
+    spills:     number of instructions that write registers to local memory
     shared:     bytes of shared memory of a program
     """
 
@@ -70,7 +70,7 @@ def write(folder: Path, ran: Collection[tuple[str, int]] | None = None) -> dict[
 
     Where nothing was compiled or loaded, there is no folder.
 
-    ran:  the names and numbers of warps of the variants to write, because tuning compiles others too; None: all
+    ran:  names and numbers of warps of the variants to write (tuning also compiles others); None: all
 
     Returns: the files' names without suffix, by name and number of warps.
     """

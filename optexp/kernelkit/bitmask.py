@@ -1,4 +1,4 @@
-"""Bits saved for backward in place of numbers: one for each element, 32 to a word, so that a loop can load ahead."""
+"""Bit masks saved for backward in place of numbers: one bit per element, 32 per word, so that a loop can load ahead."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from optexp.kernelkit.elementwise import tile
 from optexp.kernelkit.kernel import ceil_div, needs_gradient
 
-BITS_FROM = 2**20  # elements: to pack and to unpack bits of fewer takes longer than to read them as they are
+BITS_FROM = 2**20  # elements: for fewer, packing and unpacking takes longer than reading the numbers
 
 
 def has_many(x: Tensor) -> bool:
-    """Whether x has so many elements that bits are faster."""
+    """Whether x has enough elements for bits to be faster."""
     return x.numel() >= BITS_FROM
 
 
 def worth_bits(x: Tensor, *others: Tensor) -> bool:
-    """Whether to save bits of x. A symbolic size counts as small, so that it stays symbolic.
+    """Whether to save bits of x. A symbolic size counts as small, so that no guard makes it concrete.
 
-    The answer is an argument of ops, because torch.compile guards arguments and not the limit in this file.
+    Ops take the answer as an argument, because torch.compile guards arguments but not the limit in this file.
 
     others:  the op's further differentiable inputs
     """
@@ -35,7 +35,7 @@ def bits_for(x: Tensor, bits: bool) -> Tensor:
 
 
 def rows_of_bits(x: Tensor, bits: bool) -> Tensor:
-    """The same, where each row begins with its own word: … × ⌈columns / 32⌉."""
+    """`bits_for` with a new word at the start of each row: … × ⌈columns / 32⌉."""
     return x.new_empty((*x.shape[:-1], ceil_div(x.shape[-1], 32)) if bits else (0,), dtype=torch.int32)
 
 
@@ -69,7 +69,7 @@ def load_bits(pointer, start, size, BLOCK: tl.constexpr):
 def store_tile_of_bits(pointer, first, block, rows, columns, bits, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """32 columns to a word, the first in its lowest place; each row begins with a word of its own."""
     start, offsets, mask, _ = tile(first, block, rows, (columns - 1) // 32 + 1, ROWS, BLOCK // 32)
-    four = tl.reshape(bits, [ROWS, BLOCK // 32, 4, 8])  # where a thread has eight, in 16 bits, it needs no shifts
+    four = tl.reshape(bits, [ROWS, BLOCK // 32, 4, 8])  # a thread with eight 16-bit elements then needs no shifts
     byte = tl.sum(tl.where(four, 1 << tl.arange(0, 8)[None, None, None, :], 0), axis=3)
     word = tl.sum(byte << (8 * tl.arange(0, 4))[None, None, :], axis=2)
     tl.store(pointer + start + offsets, word, mask=mask)

@@ -12,7 +12,7 @@ class Capability:
     """A compute capability: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities
 
     minimum:  (major, minor)
-    exact:    only cards of this very capability will do, for instructions of one architecture (as `sm_90a`)
+    exact:    whether only cards of exactly this capability will do, for instructions of one architecture (`sm_90a`)
     """
 
     minimum: tuple[int, int]
@@ -22,12 +22,12 @@ class Capability:
         return "{}.{}".format(*self.minimum)
 
     def met_by(self, device: torch.device) -> bool:
-        """Whether the card has it. `device` is a CUDA device."""
+        """Whether a CUDA device has the capability."""
         found = torch.cuda.get_device_capability(device)
         return found == self.minimum if self.exact else found >= self.minimum
 
     def targets(self) -> list[str] | None:
-        """The architectures to compile for, as in "9.0a"; None where any architecture of the user's choice will do."""
+        """The architectures to compile for, such as "9.0a"; None where any architecture will do."""
         return [f"{self}a"] if self.exact else None
 
 

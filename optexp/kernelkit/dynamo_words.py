@@ -1,4 +1,4 @@
-"""Dynamo's reasons in few words: why a graph ended, which guard failed, and where. Needs no torch."""
+"""Short phrases for Dynamo's reasons: why a graph ended, which guard failed, and where. Needs no torch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _NAMED = re.compile(
 
 
 def place(file: str, line: int | str) -> str:
-    """The line of a file as it is shown: "net.py:12"."""
+    """A line of a file as text: "net.py:12"."""
     return f"{PurePath(file).name}:{line}"
 
 
 def last_frame(text: str) -> str:
-    """The innermost line of a stack that is written in a text, as "net.py:12"; "" where there is none."""
+    """The innermost line of a stack trace in a text, such as "net.py:12"; "" without a stack trace."""
     frames = _FRAME.findall(text)
     return place(*frames[-1]) if frames else ""
 
@@ -38,7 +38,7 @@ def cause(reason: str) -> str:
 
 
 def varied(reason: str) -> str:
-    """The varying thing that a guard names: from "self.position == 7" or "tensor 'tokens' size mismatch at"."""
+    """The varying value in a failed guard, such as "value of self.position" for "self.position == 7"."""
     text = re.sub(r"L\['(\w+)'\]", r"\1", reason.partition(": ")[2].splitlines()[0] if ": " in reason else reason)
     if found := re.match(r"tensor '(.+?)' (size|stride|dtype|rank)", text):
         return f"{found[2]} of {found[1]}"

@@ -19,18 +19,18 @@ from optexp.kernelkit.kernel import ceil_div, laid_out_like, multiprocessors, po
 from optexp.kernelkit.launching import launch
 from optexp.kernelkit.tuning import bucket, fastest
 
-AT_ONCE = tl.constexpr(512)  # programs: of four warps a quarter of an H100, of sixteen nearly all of it
+AT_ONCE = tl.constexpr(512)  # programs that run at once: with 4 warps a quarter of an H100, with 16 nearly all
 
 
 @triton.jit
 def begin(PDL: tl.constexpr, LETS_NEXT: tl.constexpr = True, LETS_SUMS: tl.constexpr = False):
-    """A kernel's first line: with PDL (programmatic dependent launch) it waits until all earlier kernels have ended.
+    """First line of every kernel: with PDL (programmatic dependent launch) it waits until all earlier kernels end.
 
-    With PDL a kernel is launched while the one before still runs.
+    PDL launches a kernel while the previous kernel still runs.
 
-    LETS_NEXT:  trigger the next kernel's launch now, where all programs of this one run at once and soon end. Else
-                waiting programs would occupy multiprocessors for long, and looping ones would be spread unevenly.
-    LETS_SUMS:  the next kernel adds up this one's partial sums, and may wait beside it
+    LETS_NEXT:  trigger the next kernel's launch now, if all programs of this kernel run at once and end soon. Otherwise
+                waiting programs would occupy multiprocessors, and looping programs would be distributed unevenly.
+    LETS_SUMS:  trigger the next kernel's launch in any case: it adds up this kernel's partial sums
     """
     if PDL:
         if LETS_SUMS or (LETS_NEXT and tl.num_programs(0) <= AT_ONCE):
@@ -63,7 +63,7 @@ def load(pointer, start, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def store(pointer, start, size, tile, BLOCK: tl.constexpr):
-    """The counterpart of `load`; the tile is rounded to what the pointer holds."""
+    """The counterpart of `load`; the tile is rounded to the pointer's dtype."""
     offsets = tl.arange(0, BLOCK)
     tile = tile.to(pointer.dtype.element_ty)
     if start + BLOCK <= size:
@@ -80,8 +80,11 @@ def left(first, rows, ROWS: tl.constexpr):
 
 @triton.jit
 def from_last(number, rows, ROWS: tl.constexpr):
-    """The first row of a tile, in 64 bits, where tiles are counted from the last on: so gradients go through them. What
-    wrote dy, or read x before, and went from the first row on, left the last ones in L2."""
+    """First row (64 bits) of tile `number`, counted from the last tile.
+
+    Gradients process tiles in this order: the kernel that wrote dy or read x began at the first row, so that the last
+    rows are still in L2.
+    """
     return tl.cast((rows - 1) // ROWS - number, tl.int64) * ROWS
 
 
@@ -100,9 +103,9 @@ def tile(first, block, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def place(columns, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
-    """The row of tiles of a program, and its place in that row: 0, where tiles have WHOLE rows.
+    """A program's row of tiles, and its column block (0 where tiles have WHOLE rows).
 
-    (`tl.cdiv` would add a block to the columns first, and leave 32 bits where these nearly fill them.)
+    (`tl.cdiv` would add a block to the columns first, which overflows 32 bits if they nearly fill them.)
     """
     if WHOLE:  # a division would take half of the instructions before the first load
         number, block = tl.program_id(0), 0
@@ -114,7 +117,7 @@ def place(columns, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def share(columns, ALONE: tl.constexpr, BLOCK: tl.constexpr):
-    """A program's column block, which group of rows it sums, and how many there are: one, where it sums all ALONE."""
+    """A program's column block, the group of rows that it sums, and the number of groups (1 if ALONE)."""
     if ALONE:
         block, group, count = tl.program_id(0), 0, 1
     else:
@@ -127,9 +130,9 @@ def share(columns, ALONE: tl.constexpr, BLOCK: tl.constexpr):
 def column_sums(
     sums_ptr, first_ptr, second_ptr, groups, columns, GROUPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    """A block of columns of one of the results: all groups are added in an order that never changes, and rounded once.
+    """Sum all groups for a block of columns of one result, in a fixed order, and round once.
 
-    It waits for a kernel that may loop, and does not let the next begin, which may loop, too: see `begin`.
+    The kernel does not trigger the next launch early: the next kernel may loop (see `begin`).
     """
     begin(PDL, LETS_NEXT=False)
     across = (columns - 1) // BLOCK + 1
@@ -148,7 +151,7 @@ def column_sums(
 
 
 def matrix(tensor: Tensor) -> tuple[int, int]:
-    """Rows and columns of a tensor whose dimensions but the last are all rows."""
+    """Rows and columns of a tensor as a matrix: the last dimension is the columns, all others are rows."""
     columns = tensor.shape[-1]
     return (tensor.numel() // columns if columns else 0), columns
 
@@ -168,22 +171,22 @@ class Tile(NamedTuple):
     warps: int
 
 
-# The less is on its way at once, the closer together it lies in memory: 16 bytes a thread are quick, and of each of two
-# operands 8. Where all programs fit at once, that does not count, and 64 are. Where much is computed, as erf, of few
-# elements many warps are, and of many 32 bytes a thread.
+# Fewer bytes in flight lie closer together in memory: 16 bytes per thread are fast, or 8 of each of two operands. If
+# all programs fit on the card at once, this does not matter, and 64 bytes are fast. For expensive arithmetic (erf),
+# many warps are fast with few elements, and 32 bytes per thread with many.
 PIECES = [Piece(4096), Piece(8192, 16), Piece(2048, 8), Piece(2048), Piece(8192), Piece(4096, 8)]
 
 
 @cache
 def tiles_of(columns: int, element_size: int) -> list[Tile]:
-    """`PIECES` as tiles. The first, which a graph takes unraced, has 1024 elements: one row, where a row is as long."""
+    """`PIECES` as tiles. The first, which a graph uses without a race, has 1024 elements (or one row, if longer)."""
     sizes = [Piece(1024 * element_size), *PIECES]
     shapes = [(_tile_shape(columns, element_size, size, narrowest=32), warps) for size, warps in sizes]  # words of bits
     return list(dict.fromkeys(Tile(shape["ROWS"], shape["BLOCK"], warps) for shape, warps in shapes))
 
 
 def is_raced(result: Tensor) -> bool:
-    """Whether tile sizes are raced: where each multiprocessor gets a piece of 2 KiB or more.
+    """Whether tile sizes are raced: if each multiprocessor gets 2 KiB or more.
 
     float64 has one config, because the last bits of two configs may differ.
     """
@@ -193,9 +196,9 @@ def is_raced(result: Tensor) -> bool:
 def over_vector(
     kernel: Any, result: Tensor, *operands: Tensor, bits: Sequence[Tensor | None] = (), **constants: Any
 ) -> Tensor:
-    """Write `result` from operands of its shape; of a small one less by a program, so that more take part.
+    """Write `result` from operands of its shape; for a small result, programs write less, so that more take part.
 
-    bits:  one for each element, in the order in which they lie in memory: what the kernel takes before the result
+    bits:  bit masks in memory order, which the kernel takes before the result
     """
     size, element_size = result.numel(), result.element_size()
     given = [*(laid_out_like(operand, result) for operand in operands), *bits]
@@ -231,12 +234,12 @@ def over_tiles(kernel: Any, result: Tensor, *operands: Tensor | None, **constant
 
 
 def told_apart(tensors: Sequence[Tensor | None], constants: dict[str, Any]) -> list[object]:
-    """By what launches of one kernel differ, but for sizes: dtypes, what is left out, and forms, which are bools."""
+    """Properties besides sizes by which a kernel's launches differ: dtypes, missing operands, boolean constants."""
     dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
     return [*dtypes, *(value for value in constants.values() if isinstance(value, bool))]
 
 
-FEW = 512  # rows that programs may each go through alone, so that nothing is left to add up
+FEW = 512  # rows up to which one program may sum all rows of its columns, so that no partial sums remain
 
 
 class Grouping(NamedTuple):
@@ -249,20 +252,20 @@ class Grouping(NamedTuple):
     warps: int = 4
 
 
-# All programs should fit at once, or the last run without company. Few that load ahead leave little to add up; of two
-# one computes while the other waits, which pays where there is much to compute, as erf.
+# All programs should fit on the card at once, else the last ones run alone. One program per multiprocessor that loads
+# ahead leaves few partial sums. Of two, one computes while the other waits, which pays for expensive arithmetic (erf).
 GROUPINGS = [Grouping(8192, 1, 4), Grouping(4096, 2, 4), Grouping(8192, 1, 6), Grouping(8192, 2, 4)]
-# Of more column blocks than multiprocessors these leave one program a block: on some multiprocessors two, on most one.
+# For more column blocks than multiprocessors: GROUPINGS give one program per block, so two on a few multiprocessors.
 BROAD = Grouping(4096, 6, 1)
-# The fewer the warps, the less they have to add up among them; with more, what computes much, as erf, is done sooner.
+# Fewer warps have less to add up among them; more warps finish expensive arithmetic (erf) sooner.
 ALONE = [Grouping(8192, 0, 1, warps=4), Grouping(8192, 0, 1, warps=8)]
 
 
 def sharing(tiles: int, most: int, fewest: int) -> int:
     """The number of programs that share `tiles`, at least 1, where each program leaves partial sums to add up.
 
-    most:    programs that fit at once; the result needs no more turns than these would
-    fewest:  programs below which a multiprocessor idles
+    most:    programs that fit on the card at once; the result takes no more turns than this number would
+    fewest:  least number of programs that keeps every multiprocessor busy
     """
     turns = max(1, ceil_div(tiles, most))
     return max(1, min(tiles, max(ceil_div(tiles, turns), fewest)))
@@ -324,7 +327,7 @@ def add_up(sums: Tensor, first: Tensor, second: Tensor | None = None) -> None:
 
     sums:  groups × n, or groups × 2 n, where the second n belong to `second`
 
-    There are no more groups than programs at once, so each program reads all of its operands at once: one latency.
+    The number of groups is limited by the programs that fit at once, so a program can read all its operands at once.
     """
     at_once, results = power_of_two(len(sums)), 1 if second is None else 2
     block, warps = (32, 4) if at_once <= 256 and results * first.numel() > 4096 else (16, 8)
@@ -335,6 +338,6 @@ def add_up(sums: Tensor, first: Tensor, second: Tensor | None = None) -> None:
 
 
 def _tile_shape(columns: int, element_size: int, size: int, narrowest: int) -> dict[str, int]:
-    """A tile of so many bytes; of one row where the next would lie beyond what 32 bits count."""
+    """A tile of `size` bytes; of one row where offsets of further rows would exceed 32 bits."""
     block = max(narrowest, min(power_of_two(columns), 1024))
     return {"ROWS": max(1, size // element_size // block) if columns < 2**24 else 1, "BLOCK": block}

@@ -1,4 +1,4 @@
-"""CUDA C++ of `kernels/`: compiled when first needed, for the card at hand, and cached by its text and options."""
+"""CUDA C++ of `kernels/`: compiled at first use for the present card, and cached by source text and options."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from optexp.kernelkit.capability import Capability
 from optexp.kernelkit.kernel import runs_on
 from optexp.kernelkit.launching import launching
 
-TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # what `with_type` in vector.cuh understands
+TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # numbers of dtypes for `with_type` in vector.cuh
 
-# torch forbids conversions between half and float in extensions; these kernels are made of them.
+# torch disables conversions between half and float in extensions; these kernels need them.
 FLAGS = ["-O3", "-std=c++17", "-U__CUDA_NO_HALF_CONVERSIONS__", "-U__CUDA_NO_BFLOAT16_CONVERSIONS__"]
 
 loaded: dict[str, Path] = {}  # by the name of the source
@@ -34,7 +34,7 @@ class Source:
 
     A source whose name ends in `_gemm` is profiled as a GEMM: its functions' first matrix is x and their last is y.
 
-    needs:  the capability that its instructions need; None: any card that the compiler knows
+    needs:  capability that its instructions need; None: any card that the compiler supports
     """
 
     name: str

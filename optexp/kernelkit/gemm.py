@@ -1,7 +1,7 @@
-"""Tiled GEMMs x·wᵀ for tensor cores, in whose accumulators a kernel does the rest of its work before it writes.
+"""Tiled GEMMs x·wᵀ for tensor cores; kernels apply further operations to the accumulators before they write.
 
-Tiles come and go by the copy engine (TMA), which wants rows that begin at multiples of 16 bytes; it fills in zeros
-beyond the edges and writes nothing there.
+The tensor memory accelerator (TMA) loads and stores tiles. It needs rows that begin at multiples of 16 bytes; beyond
+the edges of a matrix it loads zeros and stores nothing.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from optexp.kernelkit.tuning import bucket, fastest
 class Tiling(NamedTuple):
     """The configuration of a GEMM: tiles of the result are m × n, computed in steps of k.
 
-    stages:    steps in flight at once
-    resident:  persistent programs of a multiprocessor, which load the next tile while they finish one; 0: a program for
-               each tile, several of which fit on a multiprocessor
-    parts:     split-k: parts of the sum over k, added up afterwards, where tiles are few
+    stages:    steps of k in flight at once
+    resident:  persistent programs per multiprocessor, which load the next tile while they finish one; 0: a program per
+               tile, several of which fit on a multiprocessor
+    parts:     split-k, for few tiles: number of parts of the sum over k, which are added up afterwards
     """
 
     m: int
@@ -52,7 +52,7 @@ TILINGS = [
     Tiling(64, 64, 128, 4, 4, 0),
 ]
 
-# Of float32, whose tiles go through registers to be split (`tl.dot(..., input_precision="tf32x3")`).
+# For float32, whose tiles pass through registers to be split (`tl.dot(..., input_precision="tf32x3")`).
 TALL = Tiling(128, 64, 32, 4, 3, 0)
 FLOAT32_TILINGS = [
     Tiling(128, 128, 32, 8, 3),
@@ -64,7 +64,7 @@ FLOAT32_TILINGS = [
 
 @triton.jit
 def place(tile, across_m, across_n, GROUP: tl.constexpr):
-    """Row and column of a tile. GROUP rows are walked together, so that what they read is still in L2."""
+    """Row and column of a tile. GROUP rows are processed together, so that their operands are still in L2."""
     width = GROUP * across_n
     first = tile // width * GROUP
     size = tl.minimum(across_m - first, GROUP)
@@ -77,7 +77,7 @@ def in_rows(tensor: Tensor) -> Tensor:
 
 
 def library_configs(rows: int, weight: Tensor, bias: Tensor | None) -> list[str]:
-    """The library's configs, the likely faster first: "library" adds the bias in the GEMM, "apart" in its own kernel.
+    """The library's configs, the likely faster first: "library" adds the bias in the GEMM, "apart" in another kernel.
 
     For few rows in float32 cuBLAS splits k. cuBLASLt, which adds a bias, does not: 128×1024→1024 takes twice as long.
 
@@ -91,20 +91,21 @@ def library_configs(rows: int, weight: Tensor, bias: Tensor | None) -> list[str]
 
 
 def in_shape(y: Tensor, x: Tensor) -> Tensor:
-    """y, m × n, in the shape … × n that belongs to x, … × k.
+    """y, m × n, in the shape … × n for an x of … × k.
 
-    No view: autograd forbids in-place writes to one of several views that an op returns.
+    The result is no view: autograd forbids in-place writes to one of several views that an op returns.
     """
     return y if x.dim() == 2 else torch.ops.aten._unsafe_view.default(y, (*x.shape[:-1], y.shape[1]))
 
 
 def tilings(x: Tensor, w: Tensor) -> list[Tiling]:
-    """The tilings of x·wᵀ, m × k by n × k, on tensor cores with TMA; none where these cannot take the matrices.
+    """The tilings of x·wᵀ, m × k by n × k, on tensor cores with TMA; empty where these cannot take the matrices.
 
-    Of float32 a GEMM is three of TF32: of what TF32 keeps of both, and of what it leaves of each. The accumulators
-    begin anew with each step, and are added up in float32: errors are 0.2 to 0.4 of cuBLAS's, twice of these where it
-    shares out the sums over columns. Below 5e-35 what TF32 leaves of a number is not normal, and lost (6e-6 of a
-    result of 1e-36, 2e-4 of one of 3e-38); from 3.402e38 on, just below the largest number, it rounds to infinity.
+    A float32 GEMM is computed by three TF32 GEMMs: of the parts that TF32 keeps of both operands, and of the rest of
+    each operand with the kept part of the other. Accumulators start from 0 at each step, and are added up in float32.
+    Errors are 0.2 to 0.4 times those of cuBLAS, or twice as much where cuBLAS splits k. Below 5e-35 the rest is
+    subnormal and lost (6e-6 of a result of 1e-36, 2e-4 of one of 3e-38). From 3.402e38 on, just below the largest
+    float32, operands round to infinity.
     """
     if not (multipliable(x, w) and lies_in_rows(x) and lies_in_rows(w)):
         return []
@@ -116,19 +117,19 @@ def multipliable(x: Tensor, w: Tensor) -> bool:
     (m, k), n = x.shape, w.shape[0]
     if x.dtype != w.dtype or x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return False
-    small = min(m, n, k) > 0 and max(m, n, k) < 2**31 - 256  # where a tile lies, and ends, is told in 32 bits
+    small = min(m, n, k) > 0 and max(m, n, k) < 2**31 - 256  # begin and end of a tile are 32-bit numbers
     return small and n * x.element_size() % 16 == 0 and has_copy_engine(x.device)
 
 
 def lies_in_rows(matrix: Tensor) -> bool:
-    """Whether rows begin at multiples of 16 bytes, and none lies inside another, as in an expanded tensor."""
+    """Whether rows begin at multiples of 16 bytes and do not overlap, as they do in an expanded tensor."""
     stride, step = matrix.stride()
     begins = matrix.data_ptr() % 16 == 0 and stride * matrix.element_size() % 16 == 0
     return begins and step == 1 and stride >= matrix.shape[1]
 
 
 def takes(x: Tensor, w: Tensor) -> bool:
-    """Whether there are tilings in 16 bits; GEMMs for Hopper alone take the same matrices."""
+    """Whether there are 16-bit tilings for x·wᵀ; the Hopper GEMMs take the same matrices."""
     return x.dtype != torch.float32 and bool(tilings(x, w))
 
 
@@ -159,14 +160,14 @@ def launch_gemm(kernel: Any, tiling: Tiling, x: Tensor, w: Tensor, y: Tensor, *a
 
 
 def _described(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """A descriptor of tiles of rows × columns; of a matrix that stands, tiles of its transpose."""
+    """A descriptor of tiles of rows × columns; for a column-major matrix, of tiles of its transpose."""
     if stands(matrix):
         return TensorDescriptor.from_tensor(matrix.T, [columns, rows])
     return TensorDescriptor.from_tensor(matrix, [rows, columns])
 
 
 def stands(matrix: Tensor) -> bool:
-    """Whether the matrix is column-major, as a transposed one."""
+    """Whether the matrix is column-major, such as a transposed one."""
     return matrix.stride(1) != 1
 
 
@@ -178,10 +179,10 @@ def float32_gemm(
     bias_ptr, x_desc, w_desc, y_desc, m, n, k, parts,
     STANDS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of y = x·wᵀ + bias; of sums shared out in parts, of these one below the other. Beyond k there are zeros.
+    """Tiles of y = x·wᵀ + bias; with split-k, the parts of y lie one below the other. TMA loads zeros beyond k.
 
-    Where x stands, that costs nothing on its way to registers; of w, which tensor cores read from shared memory, it
-    would cost more than the GEMM.
+    A column-major x (STANDS) costs nothing, as x goes through registers. A column-major w would cost more than the
+    GEMM, as tensor cores read w from shared memory.
     """
     across_m, across_n = tl.cdiv(m, M), tl.cdiv(n, N)
     steps = tl.cdiv(tl.cdiv(k, K), parts)
@@ -216,7 +217,7 @@ def multiply_by_tiles(tiling: Tiling, x: Tensor, w: Tensor, bias: Tensor | None 
 
 
 def float32_tilings(x: Tensor, w: Tensor) -> list[Tiling]:
-    """The tilings of x·wᵀ, m × k by n × k, in float32, where either may stand; none where tensor cores cannot."""
+    """The tilings of x·wᵀ, m × k by n × k, in float32, each row- or column-major; empty where tensor cores cannot."""
     (m, k), n = x.shape, w.shape[0]
     lie = (lies_in_rows(x) or lies_in_rows(x.T)) and (lies_in_rows(w) or k % 4 == 0)  # w is copied, else
     if x.dtype != torch.float32 or not (lie and multipliable(x, w)):

@@ -1,4 +1,4 @@
-"""Whether a GEMM can go to CUDA C++ for one architecture: its operands, the card and the compiler decide."""
+"""Whether CUDA C++ for one architecture can compute a GEMM, by its operands, the card and the compiler."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def takes(source: Source, x: Tensor, *parameters: Tensor | None) -> bool:
 
     source:      CUDA C++ that declares the capability it needs
     x:           m × k; k must be divisible by 8, so that rows consist of 16-byte packs
-    parameters:  vectors that it reads as the dtype of x, 16 bytes at a time
+    parameters:  vectors of x's dtype that the source reads in 16-byte accesses
 
-    A source that cannot be built is warned of once, and takes nothing.
+    A source that cannot be built causes one warning, and takes no GEMM.
     """
     given = [p for p in parameters if p is not None]
     return (
@@ -36,7 +36,7 @@ def _runs(device: torch.device, source: Source) -> bool:
         return False
     try:
         extension.library(source, device.index)
-    except (RuntimeError, OSError) as error:  # a compiler that is too old, say: there are other configs
+    except (RuntimeError, OSError) as error:  # such as an old compiler: other configs remain
         warnings.warn(f"{source.name}.cu could not be built: {error}", stacklevel=2)
         return False
     return True

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from optexp.kernelkit.extension import Source
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SUPPORTED = (*DTYPES, torch.float64)  # float64 is there to be exact, not to be fast
+SUPPORTED = (*DTYPES, torch.float64)  # float64 is for accuracy, not for speed
 
 Fill = Callable[..., Tensor]  # fill(*shape) -> standard normal tensor of a case's dtype and device
 
@@ -36,7 +36,7 @@ Fill = Callable[..., Tensor]  # fill(*shape) -> standard normal tensor of a case
 class Case:
     """One call of a kernel: `arguments(fill)` are its positional arguments.
 
-    goal:  most of forward's time, in lower bounds; None: no more than the fastest alternative takes
+    goal:  most time of forward, in lower bounds; None: the time of the fastest alternative
     """
 
     name: str
@@ -59,10 +59,10 @@ class Kernel:
     benchmarks:     calls that are worth timing
     sweep:          `sweep(fill, size)`: arguments of a call whose first tensor has about `size` elements
     patterns:       the forms in which models write it: functions with the parameters of `function`
-    saved_bytes:    bytes that forward saves for backward; 0, or None: backward needs the arguments alone
-    worthwhile:     whether the kernel can pay in a model, from (fake) arguments
+    saved_bytes:    bytes that forward saves for backward; 0, or None: backward needs only the arguments
+    worthwhile:     whether the kernel can be faster in a model, given (fake) arguments
     lower_bound:    a call that no implementation beats: the bare GEMM; None: a copy of the bytes that must move
-    best_library:   the best known library call, where `reference` does not make it
+    best_library:   the best known library call, if it differs from `reference`
     """
 
     function: Callable[..., Tensor]
@@ -87,12 +87,12 @@ class Kernel:
 
 
 def for_graphs(kernel: Kernel) -> Kernel:
-    """The kernel in a CUDA graph: it serves small calls too, also in the steps before capture, which race configs."""
+    """The kernel for a CUDA graph: it also serves small calls, as do the steps before capture, which race configs."""
 
     def in_graph(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling():  # nothing is small then
+            if is_compiling():  # no call counts as small then
                 return function(*args, **kwargs)
             with rehearsal():
                 return function(*args, **kwargs)
@@ -116,7 +116,7 @@ def symbols() -> frozenset[str]:
 
 
 def compiled_functions() -> Iterator[Any]:
-    """Every function that Triton compiles, of kernel files and of the kit."""
+    """Every Triton function of kernel files and of the kit."""
     kernels()  # which imports all of these
     for name, module in sorted(sys.modules.items()):
         if name.startswith(("optexp.kernels.", "optexp.kernelkit.")):
@@ -142,12 +142,12 @@ def operation(
     forward:          launches kernels on real tensors; its annotations are the op's schema
     fake:             the same for tensors without data
     setup, backward:  as `torch.library.register_autograd` takes them; without them the op has no gradient
-    reference:        of an op without: the same in plain PyTorch, for who differentiates it all the same, as the
-                      gradient of a gradient does
-    inference:        `forward` without what only the gradient needs, for eager calls that want none
+    reference:        for an op without a gradient: the op in plain PyTorch, which runs where a caller differentiates it
+                      all the same, as for the gradient of a gradient
+    inference:        `forward` without the work for the gradient, for eager calls that need none
 
     torch.compile and make_fx see the op. A plain eager call skips the dispatcher, which would cost more host time than
-    a small kernel takes. Inside torch.func's transforms there are only references (see `runs_on`).
+    a small kernel. Inside torch.func's transforms only references run (see `runs_on`).
     """
     op = torch.library.custom_op(f"optexp::{name}", forward, mutates_args=())
     op.register_fake(fake)
@@ -163,7 +163,7 @@ def operation(
     op.register_autograd(backward, setup_context=setup)
 
     def remembered(ctx: Any, *args: Any) -> Any:
-        """At once: of a function that does it apart, torch would match arguments to its signature in every call."""
+        """Forward and setup in one function: with two, torch matches arguments to a signature in every call."""
         result = forward(*args)
         setup(ctx, args, result)
         return result
@@ -180,13 +180,13 @@ def operation(
 
 
 def is_differentiated(dy: Tensor) -> bool:
-    """Whether a gradient is to come from plain PyTorch: somebody will differentiate it in turn, or `is_grads_batched`
-    asked for several at once, whose tensors have no memory that a kernel could read."""
+    """Whether plain PyTorch must compute a gradient: it will be differentiated in turn, or is one of several at once
+    (`is_grads_batched`), whose tensors have no memory for a kernel to read."""
     return torch.is_grad_enabled() or is_legacy_batchedtensor(dy)
 
 
 def derived(function: Callable[..., Tensor], inputs: Sequence[Tensor | None], dy: Tensor) -> tuple[Any, ...]:
-    """The gradients that the inputs of a function in plain PyTorch get from `dy`, to be differentiated again."""
+    """Gradients of a plain PyTorch function's inputs for `dy`, which can be differentiated again."""
     with torch.enable_grad():
         leaves = [x if x is None or x.requires_grad else x.detach().requires_grad_() for x in inputs]
         wanted = [leaf for leaf in leaves if leaf is not None]
@@ -195,7 +195,7 @@ def derived(function: Callable[..., Tensor], inputs: Sequence[Tensor | None], dy
 
 
 def is_traced(args: Sequence[Any]) -> bool:
-    """Whether anybody but the eager autograd engine wants to see the op."""
+    """Whether a tracer, a mode or a tensor subclass, beside eager autograd, must see the op."""
     if (
         is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
@@ -280,9 +280,10 @@ def laid_out_like(tensor: Tensor, other: Tensor) -> Tensor:
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether our kernels run there; elsewhere their functions compute the reference, and a model works anywhere.
+    """Whether our kernels run on the device. Elsewhere their functions compute the reference, so models run anywhere.
 
-    So they do inside torch.func's transforms and forward-mode differentiation, which our ops have no formulas for.
+    The reference also runs inside torch.func's transforms and forward-mode differentiation, which our ops do not
+    support.
     """
     return (device.type == "cuda" or (device.type == "cpu" and INTERPRETED)) and not is_transformed()
 
@@ -292,37 +293,37 @@ def is_transformed() -> bool:
     return forward_ad._current_level >= 0 or _has_interpreter()
 
 
-@assume_constant_result  # which torch.compile guards; when it traces the question, it takes any answer for a yes
+@assume_constant_result  # torch.compile guards the result; without this it would trace any result as true
 def _has_interpreter() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 REFUSED = (RuntimeError, TypeError, ValueError, IndexError)  # what torch raises where it cannot serve its arguments
 
-# Elements, times operations. Of fewer, a call costs what its launches cost the host, and torch's are the cheapest.
-# With gradients, Python takes part in backward too: there the limit is LEARNING times as high.
+# Elements × operations. A smaller call costs the host time of its launches, and torch's launches are the cheapest.
+# With gradients, Python also runs in backward, so the limit is LEARNING times as high.
 SMALL = 2**24
 LEARNING = 2
 
 
 def pays(x: Tensor, operations: float = 1) -> bool:
-    """Whether our kernel pays in place of so many operations of torch: for the host a call of ours equals three."""
+    """Whether our kernel pays in place of so many torch operations; a call of ours costs the host three of torch's."""
     return not is_small(x, operations) and runs_on(x.device)
 
 
 @quick
 def is_small(x: Any, operations: float = 1, /) -> bool:
-    """Whether launches are all that counts: then torch's checks, too, come before ours, and what it refuses is checked.
+    """Whether launches dominate the call's time. Then torch's op is called first, and our checks run only if it raises.
 
-    Each look at a tensor takes Python 50 ns, to ask whether a stream is captured ten times that, and such a call 6 µs
-    in all. In a graph that is captured launches cost the device alone, where one of ours takes no longer than one of
-    torch's.
+    In Python each property of a tensor takes 50 ns, and the question whether a stream is captured 500 ns, of 6 µs for
+    the whole call. During capture no call is small: in a graph launches cost only device time, and ours cost no more
+    than torch's.
     """
     return (
         isinstance(x, Tensor)
         and not is_compiling()
         and x.dtype in SUPPORTED
-        and (device := x.get_device()) >= 0  # of whatever kind: where ours do not run, torch's op is the reference
+        and (device := x.get_device()) >= 0  # of any kind: where our kernels do not run, torch's op is the reference
         and ((elements := x.numel() * operations) < SMALL or (elements < LEARNING * SMALL and needs_gradient((x,))))
         and not rehearsals
         and not (current_stream(device) and is_current_stream_capturing())  # which the default stream never is
@@ -331,7 +332,7 @@ def is_small(x: Any, operations: float = 1, /) -> bool:
 
 @quick
 def is_small_with_row(x: Any, row: Any, operations: float, /) -> bool:
-    """`is_small` for an x, … × n, and a row, n; false for rows that torch accepts and our checks refuse."""
+    """`is_small` for an x, … × n, and a row, n; false for rows that torch accepts but our checks refuse."""
     return is_small(x, operations) and _is_of(row, x.dtype, x.shape[-1:])
 
 
@@ -342,7 +343,7 @@ def are_small_alike(a: Any, b: Any, operations: float, /) -> bool:
 
 
 def _is_of(tensor: Any, dtype: torch.dtype, shape: Sequence[int]) -> bool:
-    """Whether it is a tensor of these, which have a dimension at least."""
+    """Whether a value is a tensor of this dtype and shape, with at least one dimension."""
     return isinstance(tensor, Tensor) and tensor.dtype is dtype and len(shape) > 0 and tensor.shape == shape
 
 
@@ -358,5 +359,5 @@ def ceil_div(count: int, size: int) -> int:
 
 
 def power_of_two(count: int) -> int:
-    """The lowest that is not lower, as `triton.next_power_of_2`, which takes 1.5 µs."""
+    """The least power of two that is at least `count`; `triton.next_power_of_2` takes 1.5 µs."""
     return 1 << (count - 1).bit_length() if count > 1 else 1

@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from optexp.kernelkit import capability
 
-CUDA = torch.backends.cuda.is_built()  # without, even a fake tensor may say it lies on such a device
+CUDA = torch.backends.cuda.is_built()  # in a build without CUDA, fake tensors may still have a CUDA device
 NVIDIA = CUDA and torch.version.hip is None
 INTERPRETED: bool = knobs.runtime.interpret  # TRITON_INTERPRET=1: Triton runs kernels in Python, on the CPU
 
@@ -25,18 +25,18 @@ _current_device: Callable[[], int] = torch._C._cuda_getDevice if NVIDIA and not 
 
 
 class Ready(NamedTuple):
-    """A kernel that Triton has compiled, and the names of its parameters behind those that come by their places."""
+    """A kernel that Triton has compiled, and the names of its parameters after the positional ones."""
 
     compiled: CompiledKernel
     names: Sequence[str]
 
     def run(self, programs: int, args: Sequence[Any], constants: dict[str, Any]) -> None:
-        rest = [constants.get(name) for name in self.names]  # what is compiled in is not looked at any more
+        rest = [constants.get(name) for name in self.names]  # values of constexprs are ignored: they are compiled in
         how = (self.compiled.function, self.compiled.packed_metadata, None, None, None)
         self.compiled.run(programs, 1, 1, current_stream(-1), *how, *args, *rest)
 
 
-MOST = 4096  # launches that are remembered
+MOST = 4096  # most cached launches
 _ready: dict[tuple[Any, ...], Ready] = {}
 
 
@@ -48,13 +48,13 @@ def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
     args:       tensors and numbers, by position
     constants:  constexprs, compiler options (`num_warps`, `maxnreg`), and numbers by name
 
-    From Hopper on, a kernel with the constexpr PDL is launched by programmatic dependent launch (PDL): while the kernel
-    before it still runs, for which it waits on the device (`kernelkit.elementwise.begin`). `without_pdl=True` asks for
-    a normal launch: after a kernel that never triggers dependents (all of torch's), it is 0.2 µs faster than PDL. The
-    kernel itself triggers its dependents in either case.
+    From Hopper on, a kernel with the constexpr PDL is launched by programmatic dependent launch (PDL): it starts while
+    the previous kernel still runs, and waits for it on the device (`kernelkit.elementwise.begin`). `without_pdl=True`
+    asks for a normal launch: after a kernel that never triggers dependents (all of torch's), it is 0.2 µs faster than
+    PDL. The kernel itself triggers its dependents in either case.
 
-    Triton takes 10 µs to find the compiled variant for such arguments. A launch is cached by every property that Triton
-    distinguishes, and repeated without Triton.
+    Triton takes 10 µs to find the compiled variant for the arguments. So launches are cached by every property that
+    Triton distinguishes, and repeated without Triton.
     """
     if programs == 0:
         return
@@ -86,7 +86,7 @@ def _is_hooked() -> bool:
 
 
 def _key(kernel: Any, args: Sequence[Any], constants: dict[str, Any]) -> tuple[Any, ...] | None:
-    """Triton distinguishes dtypes, addresses that 16 divides, and some numbers: here all. None where it does more."""
+    """The cache's key: dtypes, 16-byte alignment, and all numbers. None for TMA descriptors, which are not cached."""
     key = [kernel.fn, _current_device(), *constants.items(), *map(type, constants.values())]
     for arg in args:
         if isinstance(arg, Tensor):
@@ -107,7 +107,7 @@ def _pdl(device: torch.device, without: bool) -> dict[str, bool]:
 
 
 def launching(name: str, device: torch.device, args: Sequence[Any]) -> AbstractContextManager[Any]:
-    """Inside, launches go to this device, and a profiler sees an operator `optexp.<name>` of these tensors."""
+    """Inside the block, launches go to this device, and a profiler sees an operator `optexp.<name>`."""
     if profiler._is_profiler_enabled:
         return _shown(name, device, [getattr(arg, "base", arg) for arg in args])
     here = device.type != "cuda" or device.index == _current_device()

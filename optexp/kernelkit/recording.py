@@ -1,4 +1,4 @@
-"""Calls recorded in a CUDA graph: replayed, they take the device's time and none of Python's."""
+"""Calls recorded in a CUDA graph: a replay takes device time, but no time in Python."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 from optexp.measurement import clock
 
-rehearsals: list[None] = []  # one for each that is under way; what another thread calls meanwhile counts as theirs
+rehearsals: list[None] = []  # one entry per active rehearsal; calls of other threads meanwhile count as rehearsed too
 
 
 @contextmanager
 def rehearsal() -> Iterator[None]:
-    """Inside, calls rehearse a graph capture: small ones launch our kernels too, and race their configs.
+    """Inside the block, calls rehearse a graph capture: small calls launch our kernels too, and configs are raced.
 
-    A call that never ran before its capture takes the first config.
+    A call that was not rehearsed takes the first config during its capture.
     """
     rehearsals.append(None)
     try:
@@ -27,9 +27,9 @@ def rehearsal() -> Iterator[None]:
 
 
 def recorded(calls: Sequence[Callable[[], object]], device: torch.device) -> Callable[[], None]:
-    """A function that replays all of these calls on the device, from a graph that lives as long as the function.
+    """A function that replays all of these calls from a CUDA graph, which lives as long as the function.
 
-    calls:  each has run before, because nothing may be compiled during capture
+    calls:  calls that have run before, because nothing may be compiled during capture
 
     Raises:
         RuntimeError: A call cannot be captured; the current stream is restored.
@@ -37,7 +37,7 @@ def recorded(calls: Sequence[Callable[[], object]], device: torch.device) -> Cal
     graph = torch.cuda.CUDAGraph()
     clock.synchronize(device)
     with torch.cuda.stream(_side(device)):
-        calls[0]()  # what a library allocates once for each stream is not to come from the graph's memory
+        calls[0]()  # a library's allocations for a new stream must not come from the graph's memory
         clock.synchronize(device)
         graph.capture_begin(capture_error_mode="thread_local")
         try:
@@ -50,5 +50,5 @@ def recorded(calls: Sequence[Callable[[], object]], device: torch.device) -> Cal
 
 @cache
 def _side(device: torch.device) -> torch.cuda.Stream:
-    """Always the same: libraries keep a workspace for each stream that they have seen."""
+    """The same stream for all recordings: libraries keep a workspace for each stream."""
     return torch.cuda.Stream(device)

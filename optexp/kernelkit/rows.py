@@ -18,11 +18,11 @@ LONGEST = 32768  # columns that the registers of one program hold
 class Launch(NamedTuple):
     """The configuration of a kernel of whole rows.
 
-    rows:       of a tile
-    warps:      of a program
-    resident:   programs on a multiprocessor, which loop over tiles; 0: one tile for each program
-    stages:     of the loop: 1 loads a tile and waits, 3 loads two tiles ahead (2 waits too: it has one buffer); 0: one
-                tile, whose use of registers is the kernel's choice
+    rows:       rows of a tile
+    warps:      warps of a program
+    resident:   programs per multiprocessor, which loop over tiles; 0: one tile for each program
+    stages:     of the loop: 1 loads a tile and waits, 3 loads two tiles ahead (2 has one buffer, and so waits too); 0:
+                one tile, with the kernel's own choice of register use
     registers:  most registers of a thread; 0: the compiler's choice
     """
 
@@ -40,7 +40,7 @@ class Launch(NamedTuple):
 
 @cache
 def tiles(block: int) -> list[Launch]:
-    """The configs that may be fastest where a program takes one tile of up to `block` columns; the safest first."""
+    """Configs that may be fastest for tiles of up to `block` columns, the safest first."""
     if block <= 1024:
         one = 1024 // block
         return [Launch(2 * one, 4), Launch(one, 4), Launch(one, 1), Launch(2 * one, 2)]
@@ -63,8 +63,8 @@ def in_rows(
 
     kernel:        takes args, rows and columns; it writes the last of args
     rows, columns: of the matrix
-    more:          the kernel's configs besides `tiles`, by the block of columns
-    first:         configs before all others: where nothing can be raced, the first is taken
+    more:          the kernel's configs besides `tiles`, as a function of the block of columns
+    first:         configs before all others; without a race the first config is taken
     constants:     constexprs besides those of the config
     """
     if rows == 0 or columns == 0:
@@ -79,5 +79,5 @@ def in_rows(
         launch(kernel, programs, *args, rows, columns, **constants, **config.constants(block))
 
     dtypes = [arg.dtype for arg in args if isinstance(arg, Tensor)]
-    configs = list(dict.fromkeys([*first, *tiles(block), *(more(block) if more else ())]))  # none races twice
+    configs = list(dict.fromkeys([*first, *tiles(block), *(more(block) if more else ())]))  # no config twice
     run(fastest(kernel.__name__, (*dtypes, columns, bucket(rows)), configs, run, result.device))

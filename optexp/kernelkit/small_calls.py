@@ -1,6 +1,6 @@
-"""Whether a call is small, asked in C++: of a call that takes 6 µs, Python's own questions are a tenth.
+"""A C++ test of whether a call is small: of a call of 6 µs, the same test in Python takes a tenth.
 
-Compiled once for each version of torch and of Python, in ten seconds, and kept. Where it cannot be, Python asks.
+It is compiled once for each version of torch and of Python, in ten seconds, and cached. Without it, Python tests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def quick(function: Function) -> Function:
-    """The function behind a C++ front, which answers the clear cases sooner; torch.compile sees the function alone."""
+    """The function with a C++ front that answers clear cases faster; torch.compile sees only the function."""
     front = _front()
     return function if front is None else in_front_of(function, front)
 
@@ -50,7 +50,7 @@ def _front() -> ModuleType | None:
         return None
     try:
         return compiled("CUDA")
-    except Exception as error:  # whatever it is: nothing is lost but time
+    except Exception as error:  # any failure only costs time
         reason = getattr(error, "stderr", None) or error
         logging.getLogger(__name__).info("small calls take 0.5 µs longer, as C++ could not be built: %s", reason)
         return None

@@ -1,10 +1,9 @@
 """torch.compile's structured log (`TORCH_TRACE`) of this process, kept in a folder that `tlparse` reads.
 
-Workers are forked from a process that has imported torch, so that the environment variable would come too late: the
-same handler is attached through torch's logging. It records every compilation from then on, and nothing of steps that
-compile nothing. Inductor writes its IR before and after fusion, and why it skips CUDA graphs, to other loggers: here
-they become artifacts of the same log. Code that comes from Inductor's cache has no IR any more, so that the IR is kept
-beside the cached code.
+Workers are forked from a process that has imported torch, when the environment variable comes too late: the same
+handler is attached through torch's logging. It records every later compilation; steps without compilation write
+nothing. Inductor logs its IR before and after fusion, and its reasons for skipping CUDA graphs, to other loggers: here
+they become artifacts of the same log. Code from Inductor's cache has no IR, so the IR is stored beside the cached code.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ BESIDE = ".optexp_ir.json"  # suffix of the file beside Inductor's generated cod
 
 
 def keep(folder: Path) -> None:
-    """Write the structured log of everything that is compiled from now on into `folder`."""
+    """Write the structured log of all later compilations into `folder`."""
     log = _internal.trace_log
     idle = _internal.LOG_TRACE_HANDLER
     if idle is not None and idle.root_dir is None:
@@ -36,7 +35,7 @@ def keep(folder: Path) -> None:
     handler = _internal.LazyTraceHandler(str(folder))
     handler.setFormatter(_internal.TorchLogsFormatter(trace=True))
     ir = _KeptIR()
-    log.addHandler(ir)  # before the file's, so that cached IR precedes its code there too
+    log.addHandler(ir)  # before the file's handler, so that cached IR precedes its code in the file
     log.addHandler(handler)
     for artifact, name in IR.items():
         _forward(name, _Forwarded(artifact, logging.INFO, ir))
@@ -44,7 +43,7 @@ def keep(folder: Path) -> None:
 
 
 def overhead_s() -> float:
-    """Seconds that structured logging has cost this process so far."""
+    """Seconds that structured logging has taken in this process so far."""
     return float(sum(_internal.structured_logging_overhead.values()))
 
 
@@ -58,7 +57,7 @@ def _artifact(name: str, text: str) -> None:
 
 
 class _KeptIR(logging.Handler):
-    """Writes the IR of code that Inductor generates beside that code, and reads it where the code was cached."""
+    """Stores the IR of generated code beside the code, and reads it when the code comes from Inductor's cache."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +72,7 @@ class _KeptIR(logging.Handler):
         if not isinstance(code, dict) or not code.get("filename"):
             return
         beside = Path(code["filename"]).with_suffix(BESIDE)
-        with suppress(OSError, ValueError):  # a cache that cannot be written, or holds something else, costs the IR
+        with suppress(OSError, ValueError):  # without a usable cache, the IR is missing
             if texts := self.waiting.pop(CompileContext.current_compile_id(), {}):
                 beside.write_text(json.dumps(texts))
             elif beside.is_file():
@@ -96,7 +95,7 @@ class _Forwarded(logging.Handler):
 
 
 def _forward(name: str, handler: _Forwarded) -> None:
-    """Forward a logger's records from the handler's level on; those below a warning appear nowhere else."""
+    """Forward a logger's records from the handler's level on; records below a warning go nowhere else."""
     log = logging.getLogger(name)
     if handler.level < logging.WARNING:
         log.propagate = False

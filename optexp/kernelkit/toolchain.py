@@ -1,4 +1,4 @@
-"""The compilers of kernels: the remedy where one is missing, and torch.compile's counters."""
+"""Compilers for kernels: remedies where one is missing, compile threads, and torch.compile's counters."""
 
 from __future__ import annotations
 
@@ -34,11 +34,10 @@ def missing(device: torch.device, triton: bool = False) -> str | None:
 
 
 def end_compile_workers() -> None:
-    """End the processes in which Inductor compiles Triton code beside this one, and start no others.
+    """End Inductor's processes for compiling Triton code, and start no others: later compilations run in this process.
 
-    The first of them begins with an import of torch, which takes seconds; one that was started last would still be at
-    it, on a core of its own, while steps are timed. It is killed, because it takes no order before that import ends.
-    Whatever is compiled later is compiled in this process.
+    The pool's main process first imports torch, which takes seconds: one that was started late would occupy a core
+    while steps are timed. It is killed, because it accepts no request before the import ends.
     """
     workers = sys.modules.get("torch._inductor.async_compile")
     if workers is None:
@@ -52,13 +51,13 @@ def end_compile_workers() -> None:
 
 
 def compile_threads() -> int | None:
-    """Threads or processes that Inductor compiles in; None before it was imported."""
+    """Number of threads or processes in which Inductor compiles; None before Inductor is imported."""
     config: Any = sys.modules.get("torch._inductor.config")
     return None if config is None else int(config.compile_threads)
 
 
 def allow_compile_threads(count: int | None) -> None:
-    """Let Inductor compile in so many again; None: as many as it decides on."""
+    """Let Inductor compile in `count` threads or processes again; None: its own choice."""
     config: Any = sys.modules.get("torch._inductor.config")
     if config is not None:
         config.compile_threads = count or config.decide_compile_threads()
@@ -67,10 +66,11 @@ def allow_compile_threads(count: int | None) -> None:
 def counted() -> dict[str, float]:
     """torch.compile's counters of this process (graphs, breaks, recompiles), as "group/name".
 
-    Four groups are made from Dynamo's records, whose own counters name a graph break "graph_break" or "unimplemented"
-    by its kind, and no line. "graph_break": lines at which a graph ended, as "net.py:12 (Tensor.item())", by the
-    number of graphs that ended there. "not_compiled": lines at which Dynamo gave a whole function up. "given_up": what
-    was compiled anew so often that the rest runs uncompiled, with the limit of times. "unimplemented" is left out.
+    Dynamo's own counters for graph breaks ("graph_break", "unimplemented") name kinds but no lines. In their place come
+    three groups from Dynamo's records:
+    "graph_break": number of graphs that ended at a line, by "net.py:12 (Tensor.item())";
+    "not_compiled": number of functions that Dynamo gave up at a line;
+    "given_up": torch's limit of recompilations, by the varying value that reached it.
     """
     utilities = sys.modules.get("torch._dynamo.utils")
     if utilities is None:
@@ -94,7 +94,7 @@ def counted() -> dict[str, float]:
 
 
 def _ended(reason: Any) -> str:
-    """A reason that a graph ended, with its line; "" for one without a line."""
+    """The line and cause of a graph break; "" without a line."""
     return f"{place(frame.filename, frame.lineno)} ({cause(reason.reason)})" if (frame := _own(reason)) else ""
 
 

@@ -1,4 +1,4 @@
-"""Compiled code of every Triton kernel in this process: Inductor's, ours and the user's."""
+"""Compiled code of every Triton kernel in this process: Inductor's, optexp's and the user's."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ OURS = ("optexp.kernels.", "optexp.kernelkit.")
 class Variant:
     """A kernel compiled for one signature.
 
-    origin:    "Inductor", or "Triton" for a kernel that somebody wrote
-    warps:     of a block
-    registers: of a thread;  spills: as Triton counts them, words of local memory;  shared: bytes of a block
-    ptx, cubin: the compilers' output; empty where it is kept nowhere
+    origin:    "Inductor", or "Triton" for a handwritten kernel
+    warps:     warps of a block
+    registers: registers of a thread
+    spills:    words of local memory, as Triton counts them
+    shared:    bytes of a block
+    ptx, cubin: the compilers' output; empty where it is not stored
+    ours:      whether optexp wrote the kernel
     """
 
     name: str
@@ -38,18 +41,18 @@ class Variant:
 
     @property
     def key(self) -> tuple[str, int]:
-        """By which a trace shows it: name and warps of a block."""
+        """Name and warps of a block: they identify the kernel in a trace."""
         return self.name, self.warps
 
 
 def variants() -> Iterator[Variant]:
-    """Every variant that is loaded."""
+    """Every loaded variant."""
     yield from _inductors()
     yield from _written()
 
 
 def _inductors() -> Iterator[Variant]:
-    """Kernels of code that Inductor generated, those that autotuning chose; a user's kernels inside it too."""
+    """Kernels in Inductor's generated code, as chosen by autotuning, including a user's kernels inside it."""
     cache = sys.modules.get("torch._inductor.codecache")
     heuristics = sys.modules.get("torch._inductor.runtime.triton_heuristics")
     if cache is None or heuristics is None:
@@ -84,14 +87,14 @@ def _triton_cache() -> Path:
 
 
 def _written() -> Iterator[Variant]:
-    """Kernels that were launched as they are written."""
+    """Handwritten kernels that were launched directly."""
     jit = sys.modules.get("triton.runtime.jit")
     if jit is None:
         return
-    for function in [each for each in gc.get_objects() if type(each) is jit.JITFunction]:
+    for function in [value for value in gc.get_objects() if type(value) is jit.JITFunction]:
         ours = (getattr(function.fn, "__module__", None) or "").startswith(OURS)  # a cleared function has no `fn`
         for compiled, *_ in list(function.device_caches.values()):
-            yield from (written_variant(each, ours) for each in list(compiled.values()))
+            yield from (written_variant(variant, ours) for variant in list(compiled.values()))
 
 
 def written_variant(compiled: Any, ours: bool = False) -> Variant:
@@ -122,7 +125,7 @@ def write(
 
     Args:
         ran: Name and warps of each kernel, those with most time first.
-        most_sass: Kernels whose machine code is written, as disassembling takes a tenth of a second each; None: all.
+        most_sass: Most kernels to disassemble, which takes 0.1 s each; None: all.
 
     Returns:
         Each variant with its files' names in `folder`, by "ptx" and "sass".
@@ -146,7 +149,7 @@ def write(
 
 
 def sass(cubin: bytes) -> str:
-    """Machine code, disassembled; empty where there is none or nothing that disassembles it."""
+    """Disassembled machine code; empty without machine code or disassembler."""
     if not cubin:
         return ""
     from triton import knobs

@@ -1,4 +1,4 @@
-"""The fastest of a few configs of one computation on this card: measured once, cached per card."""
+"""The fastest of several configs of a computation on this card, measured once and cached per card."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ T = TypeVar("T")
 Key = tuple[object, ...]
 
 RECORDED = 10  # calls in a graph
-CLOSE, TURNS = 1.05, 8  # further looks at those within 5 % of the fastest; each works in other memory, worth 1 %
+CLOSE, TURNS = 1.05, 8  # further timings of configs within 5 % of the fastest; other memory alone changes a time by 1 %
 
 _chosen: dict[Key, object] = {}
 
 
 def fastest(what: str, key: Key, candidates: Sequence[T], run: Callable[[T], object], device: torch.device) -> T:
-    """The candidate whose `run` takes least device time; each may run many times.
+    """The candidate whose `run` takes least device time; `run` may be called many times for each.
 
-    Where nothing can be timed (on a CPU, during graph capture) and the cache has no answer, the first candidate.
+    The first candidate, where nothing can be timed (on a CPU, during graph capture) and the cache has no answer.
 
-    what:        the name of the computation
-    key:         everything else that the answer depends on: dtypes, shapes
+    what:        name of the computation
+    key:         all other facts that the answer depends on, such as dtypes and shapes
     candidates:  configs; their `str` goes into the cache's key
     run:         computes with a config
     """
     if device.type != "cuda" or len(candidates) == 1:
         return candidates[0]
-    known = (what, device.index, *key, *candidates)  # of another layout there may be fewer configs
+    known = (what, device.index, *key, *candidates)  # with candidates: another layout may have fewer
     choice = _chosen.get(known)
     if choice is not None:
         return choice  # type: ignore[return-value]
@@ -58,26 +58,26 @@ def fastest(what: str, key: Key, candidates: Sequence[T], run: Callable[[T], obj
 
 
 def bucket(count: int) -> int:
-    """The key of counts that share an answer: those between the same powers of two."""
+    """A key under which counts between the same powers of two share an answer."""
     return count.bit_length()
 
 
 def _race(candidates: Sequence[T], run: Callable[[T], object], device: torch.device) -> int:
-    """The index of the fastest; those that are close take turns once more."""
+    """The index of the fastest candidate; candidates close to it are timed again in turns."""
     times = [[_seconds(partial(run, candidate), device)] for candidate in candidates]
     leaders = [index for index, (first,) in enumerate(times) if first <= CLOSE * min(times)[0]]
     for _ in range(TURNS if len(leaders) > 1 else 0):
         for index in leaders:
             times[index].append(_seconds(partial(run, candidates[index]), device))
-    torch.cuda.empty_cache()  # what the graphs worked in is of no use to anybody else
+    torch.cuda.empty_cache()  # the graphs' memory cannot be reused
     return min(leaders, key=lambda index: median(times[index]))
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Device time of a call, infinite where it does not compile here or needs too much.
+    """Device seconds of a call; infinite where it does not compile or needs too many resources.
 
-    Several calls are recorded in a graph: one after the other from Python, those shorter than their launch would be
-    ranked by what the host takes to ask for them. So it remains where a call cannot be captured.
+    Several calls are recorded in a graph: launched from Python, calls shorter than their launch would be ranked by host
+    time. A call that cannot be captured is timed from Python.
     """
     try:
         work()
@@ -90,8 +90,8 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
             several, calls = work, 1
         blocks = [clock.device_step_s(several, ceil_div(steps, calls), device) for _ in range(3)]
     except (triton.runtime.errors.OutOfResources, torch.OutOfMemoryError) as error:
-        # Triton's error and the frames that it went through hold each other, and in backward those hold the autograd
-        # graph: until garbage is collected, leaves would remember today's stream, which breaks a capture on another.
+        # Triton's error and its frames form a cycle, and in backward the frames hold the autograd graph: until garbage
+        # is collected, leaves would be tied to this stream, which breaks a capture on another stream.
         error.__traceback__ = None
         return float("inf")
     return median(blocks) / calls
@@ -107,7 +107,7 @@ def _file(device: torch.device) -> Path:
 
 @cache
 def _sources() -> str:
-    """Stands for the code that was timed: of another, another config may be the fastest."""
+    """A hash of all kernel sources: for other code, another config may be the fastest."""
     folders = [Path(next(iter(import_module("optexp.kernels").__path__))), Path(__file__).parent]
     files = [file for folder in folders for kind in ("*.py", "*.cu*") for file in sorted(folder.glob(kind))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
@@ -121,11 +121,11 @@ def _remembered(file: Path) -> dict[str, int]:
 
 
 def _remember(file: Path, label: str, index: int) -> None:
-    """Another process may write at the same time: what it found is lost, and found again."""
+    """Store an answer. An answer that another process writes meanwhile may be lost, and is then measured again."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         unfinished = file.with_suffix(f".{os.getpid()}")
         unfinished.write_text(json.dumps(_remembered(file) | {label: index}, indent=1) + "\n")
         unfinished.replace(file)
     except OSError:
-        pass  # a home that cannot be written to costs a second per process, nothing else
+        pass  # without the file, each process measures again

@@ -21,7 +21,7 @@ ALIKE = 0.8  # the same ratio of the baseline, below which its batches differ in
 RESTLESS = 0.1  # share of its cores by which a waiting arm may be busier than the other arm when waiting
 DROPPED = 0.1  # share of pairs that may be dropped
 VISIBLE = 0.02  # relative gap of modes that can change a verdict; of drifts, half of it
-ASIDE = 0.5  # blocks: how much longer than the baseline the candidate may keep its caller waiting, per block
+ASIDE = 0.5  # block durations: most extra time, beyond the baseline's, that the candidate keeps its caller waiting
 CROWDED = 0.1  # share of the time without a core; at most 0.06 on a machine that ran nothing else
 RARE = 0.15  # share of blocks below which a second mode is a few disturbed blocks
 

@@ -1,1 +1,1 @@
-"""What several strategies do to a model or a step: graphs, lanes, chunks, patterns."""
+"""Transforms of a model or a step that strategies share: graphs, lanes, chunks, patterns."""

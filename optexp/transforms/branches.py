@@ -1,8 +1,8 @@
-"""A model's graph, cut into pieces of which some may run side by side.
+"""A model's graph, cut into pieces of which some may run concurrently.
 
-Operations depend on each other through values, and through memory: an in-place operation must wait for all who read
-what it overwrites, and two calls of one module that counts (BatchNorm) must not meet. What needs neither is free to
-run at the same time.
+Operations depend on each other through values and through memory. An in-place operation must wait for all readers of
+the memory that it overwrites, and two calls of one module that counts (BatchNorm) must not overlap. Operations without
+such dependencies may run at the same time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from optexp.transforms.tracing import Tracer
 
-# Without one of these a branch is not worth a stream of its own: waiting for it costs more than it takes.
+# A branch without one of these operations gets no lane of its own: waiting for it would cost more than it saves.
 PRODUCTS: set[Any] = {
     operator.matmul, torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.baddbmm, torch.einsum,
     F.linear, F.bilinear, F.conv1d, F.conv2d, F.conv3d, F.scaled_dot_product_attention,
@@ -28,19 +28,19 @@ PRODUCTS: set[Any] = {
 }  # fmt: skip
 
 
-HOLDS = "holds"  # key of a node's meta: whether its value is a "tensor", has "tensors" inside, or has none ("")
+HOLDS = "holds"  # key of a node's meta: "tensor", "tensors" (a value with tensors inside), or "" (no tensor)
 
 
 @dataclass
 class Piece:
-    """Operations that run one after the other on one lane.
+    """Operations that run one after the other on one lane (a stream).
 
-    lane:     0 is where the caller is
-    inputs:   values it reads that others made
-    outputs:  values it makes that others read
-    waits:    indices of pieces on other lanes that must have ended
+    lane:     number of the lane; 0 is the caller's stream
+    inputs:   values from other pieces that this piece reads
+    outputs:  values of this piece that other pieces read
+    waits:    indices of pieces on other lanes that must have ended before this piece starts
     awaited:  whether a piece on another lane waits for this one
-    frees:    values that nobody reads after it
+    frees:    values that no later piece reads
     """
 
     lane: int
@@ -54,7 +54,7 @@ class Piece:
 
 
 class Whole(Tracer):
-    """A submodule that cannot be traced (its branches depend on values) stays whole."""
+    """A tracer that keeps a submodule whole if it cannot be traced, as one whose branches depend on values."""
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -70,12 +70,12 @@ class Whole(Tracer):
 
 
 def trace(model: nn.Module, constants: Mapping[str, Any]) -> fx.GraphModule:
-    """The model as a graph of its operations, over the same parameters and buffers; raises what tracing raised.
+    """The model as a graph of its operations, over the same parameters and buffers; errors of tracing pass through.
 
-    constants:  arguments of the model that are no tensors, by name: what depends on them is decided once
+    constants:  arguments of the model that are no tensors, by name; the graph holds for these values only
     """
     graph = Whole().trace(model, concrete_args=dict(constants) or None)
-    for node in reversed(graph.nodes):  # checks that the constants are what they were: they are
+    for node in reversed(graph.nodes):  # removes fx's checks of the constants, which never change
         check = getattr(node.target, "__name__", "") in ("_assert", "_assert_is_none")
         if check or (node.target is operator.eq and not node.users):
             graph.erase_node(node)
@@ -83,9 +83,9 @@ def trace(model: nn.Module, constants: Mapping[str, Any]) -> fx.GraphModule:
 
 
 def cut(model: fx.GraphModule, inputs: list[Any], limit: int) -> list[Piece]:
-    """The pieces, in an order in which they can be launched, on at most `limit` lanes.
+    """The pieces in launch order, on at most `limit` lanes.
 
-    inputs:  of one call, in the order of the graph's placeholders; the call is made, under no_grad
+    inputs:  arguments of one call, in the order of the graph's placeholders; the call is run under no_grad
     """
     needs = dependencies(model, inputs)
     pieces = gathered(needs, lanes(needs, model, limit))
@@ -103,7 +103,7 @@ Needs = dict[fx.Node, list[fx.Node]]
 
 
 def dependencies(model: fx.GraphModule, inputs: list[Any]) -> Needs:
-    """What each operation has to wait for, in the order of the graph."""
+    """The operations that each operation depends on; keys are in the order of the graph."""
     touches = Touches(model)
     with torch.no_grad():
         touches.run(*inputs)
@@ -113,21 +113,23 @@ def dependencies(model: fx.GraphModule, inputs: list[Any]) -> Needs:
     for node in model.graph.nodes:
         if node.op not in ("call_function", "call_method", "call_module"):
             continue
-        found = dict.fromkeys(n for n in node.all_input_nodes if n in needs)
+        needed = dict.fromkeys(n for n in node.all_input_nodes if n in needs)
         for memory in touches.read[node]:
             if memory in writer:
-                found[writer[memory]] = None
+                needed[writer[memory]] = None
             readers[memory].append(node)
         for memory in touches.written[node]:
-            found |= dict.fromkeys(other for other in readers[memory] if other is not node)
+            needed |= dict.fromkeys(other for other in readers[memory] if other is not node)
             writer[memory] = node
-        needs[node] = list(found)
+        needs[node] = list(needed)
     return needs
 
 
 class Touches(fx.Interpreter):
-    """Runs the graph once and notes which memory each operation reads and writes. All values stay alive meanwhile, so
-    that memory is never used twice."""
+    """Runs the graph once and records the memory that each operation reads and writes.
+
+    All values stay alive during the run, so that no memory is reused.
+    """
 
     def __init__(self, model: fx.GraphModule) -> None:
         super().__init__(model, garbage_collect_values=False)
@@ -136,19 +138,19 @@ class Touches(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         args, kwargs = self.fetch_args_kwargs_from_env(n) if n.op != "output" else ((), {})
-        given = tensors(args, kwargs)
-        versions = [tensor._version for tensor in given]
+        operands = tensors(args, kwargs)
+        versions = [tensor._version for tensor in operands]
         result = super().run_node(n)
         counting = kept(self.module.get_submodule(str(n.target))) if n.op == "call_module" else []
         n.meta[HOLDS] = "tensor" if isinstance(result, Tensor) else "tensors" if tensors(result) else ""
-        changed = [t for t, version in zip(given, versions, strict=True) if t._version != version]
-        self.read[n] = {memory(tensor) for tensor in (*given, *tensors(result), *counting)}
+        changed = [t for t, version in zip(operands, versions, strict=True) if t._version != version]
+        self.read[n] = {memory(tensor) for tensor in (*operands, *tensors(result), *counting)}
         self.written[n] = {memory(tensor) for tensor in (*changed, *counting)}
         return result
 
 
 def kept(module: nn.Module) -> list[Tensor]:
-    """What a module may write besides its results: buffers, and tensors it has as attributes (scratch memory)."""
+    """Tensors that a module may write besides its results: buffers and attributes (scratch memory)."""
     attributes = (value for part in module.modules() for value in vars(part).values())
     return [*module.buffers(), *(value for value in attributes if isinstance(value, Tensor))]
 
@@ -162,14 +164,17 @@ def memory(tensor: Tensor) -> int:
     return address
 
 
-# --- who runs where ----------------------------------------------------------------------------------------------
+# --- lanes -------------------------------------------------------------------------------------------------------
 
 
 def lanes(needs: Needs, model: fx.GraphModule, limit: int) -> dict[fx.Node, int]:
-    """Each operation follows the first of those it needs that nobody else has followed; where there is none, and its
-    branch holds a product, it opens a lane, or takes one that has nothing left to do for others."""
+    """The lane of each operation.
+
+    An operation continues the lane of a dependency that no other operation has continued yet. If there is none and its
+    branch is worth a lane (`PRODUCTS`), it takes an idle lane, all of whose work it depends on, or opens a new one.
+    """
     order = {node: index for index, node in enumerate(needs)}
-    before: dict[fx.Node, int] = {}  # bit sets of all that came before
+    before: dict[fx.Node, int] = {}  # all direct and indirect dependencies, as a bit set
     for node, needed in needs.items():
         before[node] = sum({1 << order[n] for n in needed}) if needed else 0
         for n in needed:
@@ -196,7 +201,7 @@ def lanes(needs: Needs, model: fx.GraphModule, limit: int) -> dict[fx.Node, int]
 
 
 def holds_product(needs: Needs, model: fx.GraphModule) -> dict[fx.Node, bool]:
-    """Whether an operation, or one that needs it and nothing else, is a product."""
+    """Whether an operation, or one that depends on it alone, is one of `PRODUCTS` or a module with parameters."""
     worth: dict[fx.Node, bool] = {}
     for node in reversed(needs):
         product = node.target in PRODUCTS
@@ -208,7 +213,7 @@ def holds_product(needs: Needs, model: fx.GraphModule) -> dict[fx.Node, bool]:
 
 
 def gathered(needs: Needs, lane_of: dict[fx.Node, int]) -> list[Piece]:
-    """Pieces: a lane is cut before an operation that waits for another lane, and after one that another waits for."""
+    """The pieces: a lane is cut before operations that wait for another lane, and after those that another awaits."""
     awaited = {n for node, needed in needs.items() for n in needed if lane_of[n] != lane_of[node]}
     pieces: list[Piece] = []
     piece_of: dict[fx.Node, int] = {}
@@ -227,7 +232,7 @@ def gathered(needs: Needs, lane_of: dict[fx.Node, int]) -> list[Piece]:
 
 
 def connect(piece: Piece, model: fx.GraphModule) -> None:
-    """Fill in what goes in and out of a piece, and what runs it. Parameters are nobody's input: each piece has them."""
+    """Set a piece's inputs, outputs and `run`. Parameters are no inputs, as each piece holds them itself."""
     inside = set(piece.nodes)
     needed = dict.fromkeys(n for node in piece.nodes for n in node.all_input_nodes if n not in inside)
     piece.inputs = [n for n in needed if n.op != "get_attr"]

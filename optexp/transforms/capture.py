@@ -1,4 +1,4 @@
-"""Recording work into CUDA Graphs, so that it is launched as one: a whole step, or a model's forward and backward."""
+"""Capture of CUDA graphs: of a whole step, or of a model's forward and backward."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from optexp.program import Batch, Outputs, Program, clear_gradients, map_batch, 
 
 
 class OtherShape(Unsupported, ValueError):
-    """A batch comes in another shape than the one that was captured."""
+    """A batch differs in shape or dtype from the captured one."""
 
 
 @dataclass
 class CapturedStep:
-    """Replays one step on whatever batch it is given.
+    """Replays one captured step on any batch of the captured shapes.
 
-    Addresses are fixed at capture: a batch is copied to `inputs`; `outputs` and `gradients` are where they were.
+    Addresses are fixed at capture: a batch is copied to `inputs`, and results appear in `outputs` and `gradients`.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -43,7 +43,7 @@ class CapturedStep:
             self._follow_rates(program.optimizer)
         self.graph.replay()
         if self.gradients and self.gradients[0][0].grad is not self.gradients[0][1]:
-            for parameter, gradient in self.gradients:  # someone cleared them since
+            for parameter, gradient in self.gradients:  # gradients were cleared since the last replay
                 parameter.grad = gradient
         return dict(self.outputs)
 
@@ -53,7 +53,7 @@ class CapturedStep:
             captured.copy_(tensor, non_blocking=True)  # not foreach: its kernel costs more than a few plain copies
 
     def _follow_rates(self, optimizer: Optimizer) -> None:
-        """A rate that was assigned anew is written where the graph reads it."""
+        """Copy newly assigned learning rates to the tensors that the graph reads."""
         for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
             if group["lr"] is not rate:
                 rate.fill_(group["lr"])
@@ -61,24 +61,25 @@ class CapturedStep:
 
 
 def capture(program: Program, warmup: int, rates: Sequence[Tensor] = ()) -> CapturedStep:
-    """Record the program's step on copies of its next batch; the program's state stays what it was.
+    """Capture the program's step on a copy of its next batch; the program's state is restored.
 
-    rates:  the learning rate of each group, where the step has an optimizer that reads it on the device
+    warmup: steps before the capture
+    rates:  learning rate tensor of each parameter group, if the captured step includes an optimizer
     """
     batch = map_batch(torch.clone, program.feed.next())
     program.feed.pause()  # a loader's thread that pins memory would disturb the capture
     numbers = RandomNumbers(program)
-    # On a side stream, so that nothing made lazily here belongs to the default one, which cannot be captured.
+    # On a side stream: lazily created objects must not belong to the default stream, which cannot be captured.
     current, side = torch.cuda.current_stream(program.device), torch.cuda.Stream(program.device)
     side.wait_stream(current)
     with torch.cuda.stream(side), preserved(program), rehearsal():
         for _ in range(warmup):
             program.step(program, batch)
-        thrown = numbers.thrown()  # before they are put back with all else
+        drawn = numbers.drawn()  # before `preserved` restores the generators
     current.wait_stream(side)
-    clear_gradients(program.model)  # so that backward makes new ones, inside the graph's memory
+    clear_gradients(program.model)  # so that backward allocates gradients in the graph's memory
     graph = torch.cuda.CUDAGraph()
-    for generator in thrown:  # the default one is registered without being asked
+    for generator in drawn:  # torch registers the default generator itself
         graph.register_generator_state(generator)
     with recording("the step", program) as pool, torch.cuda.graph(graph, pool=pool):
         outputs = program.step(program, batch)
@@ -87,15 +88,15 @@ def capture(program: Program, warmup: int, rates: Sequence[Tensor] = ()) -> Capt
 
 
 class RandomNumbers:
-    """Generators on the GPU that modules keep as attributes: a graph must know them, else its masks never change."""
+    """GPU generators in modules' attributes: a graph that does not know them would repeat its dropout masks."""
 
     def __init__(self, program: Program) -> None:
         values = chain.from_iterable(vars(module).values() for module in program.model.modules())
         own = (v for v in values if isinstance(v, torch.Generator) and v.device.type == program.device.type)
         self.states = {generator: generator.get_state() for generator in own}
 
-    def thrown(self) -> list[torch.Generator]:
-        """Those of which numbers were drawn since."""
+    def drawn(self) -> list[torch.Generator]:
+        """The generators whose state has changed since construction."""
         return [generator for generator, state in self.states.items() if not torch.equal(generator.get_state(), state)]
 
 
@@ -103,7 +104,7 @@ class RandomNumbers:
 
 
 class Held(nn.Module):
-    """A function with the model whose parameters it uses: the graph of its backward pass makes their gradients."""
+    """A function as a module that owns the model, so that the backward graph computes the model's gradients."""
 
     def __init__(self, model: nn.Module, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -116,7 +117,7 @@ class Held(nn.Module):
 
 @dataclass
 class GraphedModel:
-    """Called like the model it was made of, with the same number, shapes and kinds of arguments."""
+    """A callable in place of the model, for calls with the captured number, shapes and kinds of arguments."""
 
     graphed: Callable[..., Any]
     inputs: list[Tensor]
@@ -128,10 +129,10 @@ class GraphedModel:
 
 
 def graph_model(program: Program, warmup: int) -> GraphedModel:
-    """Record forward and, where the program trains, backward of the model, each as a graph of its own."""
-    thrown: list[torch.Generator] = []
-    args, kwargs = call_of(program, thrown)
-    if thrown:
+    """Capture forward and, if the program trains, backward of the model, each as a separate graph."""
+    drawn: list[torch.Generator] = []
+    args, kwargs = call_of(program, drawn)
+    if drawn:
         raise Unsupported(
             "the model draws random numbers from a generator of its own, which torch.cuda.make_graphed_callables does"
             " not make known to its graphs: capture more (strategy.cuda_graph.scope=forward_backward or step), or draw"
@@ -164,10 +165,11 @@ def graph_model(program: Program, warmup: int) -> GraphedModel:
     return GraphedModel(graphed, sample)
 
 
-def call_of(program: Program, thrown: list[torch.Generator] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with which a step calls the model, once.
+def call_of(program: Program, drawn: list[torch.Generator] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a step's single call of the model.
 
-    thrown: gets the generators of the model's own that the step draws from
+    drawn: a list to which the model's own generators that the step draws from are added
+        Unsupported: The step calls the model more or less than once.
     """
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
@@ -178,8 +180,8 @@ def call_of(program: Program, thrown: list[torch.Generator] | None = None) -> tu
     numbers = RandomNumbers(program)
     with preserved(program):
         replace(program, forward=recorded).run()
-        if thrown is not None:
-            thrown += numbers.thrown()
+        if drawn is not None:
+            drawn += numbers.drawn()
     if len(calls) != 1:
         raise Unsupported(
             f"the step calls the model {len(calls)} times, and a graph holds the values of one call:"
@@ -192,7 +194,7 @@ def call_of(program: Program, thrown: list[torch.Generator] | None = None) -> tu
 
 
 def require_same(captured: Iterable[Tensor], given: Iterable[Tensor]) -> None:
-    """`copy_` would broadcast or convert."""
+    """Raises OtherShape where `copy_` would broadcast or convert."""
     for ours, theirs in zip(captured, given, strict=True):
         if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
             raise OtherShape(
@@ -203,8 +205,13 @@ def require_same(captured: Iterable[Tensor], given: Iterable[Tensor]) -> None:
 
 @contextmanager
 def recording(what: str, program: Program) -> Iterator[Any]:
-    """Yields the memory pool for what is captured inside. An error there becomes a reason that names the line which
-    cannot be captured; work goes on as if nothing had been."""
+    """Yields the memory pool for a capture inside the block, and cleans up after a capture that fails.
+
+    what: the captured object, for the message
+
+    Raises:
+        Uncapturable: The capture failed; the message names the line that cannot be captured.
+    """
     here = torch.cuda.current_stream(program.device)
     pool = torch.cuda.graph_pool_handle() if program.pool is None else program.pool.id
     try:
@@ -218,15 +225,15 @@ def recording(what: str, program: Program) -> Iterator[Any]:
             " a branch on a tensor)"
         ) from error
     finally:
-        if torch.cuda.current_stream(program.device) != here:  # torch could not end the capture
+        if torch.cuda.current_stream(program.device) != here:  # torch failed to end the capture
             torch.cuda.set_stream(here)
             abandon(pool, program)
 
 
 def abandon(pool: Any, program: Program) -> None:
-    """Undo what a capture began and could not end: allocations that go to its pool, generators that count for it."""
+    """Undo an unfinished capture: stop allocations from its pool, and reset generators that count for its graph."""
     backend, index = torch._C, torch.cuda.current_device()
-    with suppress(RuntimeError):  # it did not get that far, or further
+    with suppress(RuntimeError):  # the capture did not begin to allocate, or has ended that already
         backend._cuda_endAllocateToPool(index, pool)
         backend._cuda_releasePool(index, pool)
     for generator in (torch.cuda.default_generators[index], *RandomNumbers(program).states):
@@ -234,7 +241,7 @@ def abandon(pool: Any, program: Program) -> None:
 
 
 def first(error: BaseException) -> BaseException:
-    """What went wrong before all else: ending a broken capture raises once more."""
+    """The first error: ending a failed capture raises further ones."""
     while isinstance(error.__context__, RuntimeError):
         error = error.__context__
     return error

@@ -1,4 +1,4 @@
-"""Steps that take a batch apart along its first dimension, and put the results together again."""
+"""Steps that split a batch along its first dimension and join the results."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch import Tensor
 from optexp.program import Batch, Outputs, Program, flatten, map_batch, tensors_of
 from optexp.transforms.stream_parallel import Lanes
 
-AHEAD = 2  # chunks of a lane that are on their way in, and as many on their way out, while it works on another
+AHEAD = 2  # chunks per lane that are copied in, and as many that are copied out, while the lane computes another
 
 
 @dataclass(frozen=True)
 class Chunked:
-    """One step: chunk by chunk to the device, compute, back to its rows of the result on the host. Nothing overlaps.
+    """One step without overlap: copy each chunk to the device, compute, and copy the result to its rows on the host.
 
-    chunks:        pieces of a batch, along its first dimension (equal where that can be divided so)
-    non_blocking:  do not wait for copies one by one; results then go home to pinned memory, or each would be waited for
+    chunks:        number of pieces of a batch, of equal size if its rows can be divided so
+    non_blocking:  do not wait for single copies; results then go to pinned memory, as copies to pageable memory wait
     """
 
     chunks: int
@@ -42,7 +42,7 @@ class Chunked:
         return out
 
     def listing(self) -> str:
-        """The same in plain PyTorch, for `repro.py`."""
+        """The step in plain PyTorch, for `repro.py`."""
         pinned = "torch.cuda.is_available()" if self.non_blocking else "False"
         return CHUNKED.format(chunks=self.chunks, non_blocking=self.non_blocking, pinned=pinned)
 
@@ -86,14 +86,14 @@ class Split:
 
 @dataclass(frozen=True)
 class Overlapped:
-    """Chunks of a batch in host memory, on streams of three kinds: one copies in, several take turns to compute, one
-    copies out. The first and the last chunk come in halves, since nothing hides their way in and out.
+    """Chunks of a batch in host memory on overlapping streams: one copies in, several compute in turn, one copies out.
 
-    A chunk's memory is given back when its own stream has been told to wait for whoever used it last: a few chunks are
-    on their way at a time, however large the batch.
+    The first and the last chunk are halved, as no work hides the first copy in and the last copy out. A chunk's memory
+    is freed once its own stream waits for the last user, so that only a few chunks are on the device at a time.
 
-    lanes: for copies in, for copies out, and the others for work
-    home:  results go back to the host, into pinned memory, and the step waits for them; else they stay on the device
+    lanes:  the first for copies in, the second for copies out, the others for work
+    chunks: number of pieces of a batch before halving
+    home:   results are copied to pinned host memory, and the step waits for them; else they stay on the device
     """
 
     lanes: Lanes
@@ -114,7 +114,7 @@ class Overlapped:
                     there = map_batch(lambda tensor: tensor.to(program.device, non_blocking=True), piece)
                     arriving.append((there, inward.record_event()))
 
-            ahead = AHEAD * len(work)  # whole turns: the lane that made a result is the one that waits until it is out
+            ahead = AHEAD * len(work)  # whole turns: a lane waits for the copies of its own results
             for piece in islice(pieces, ahead):
                 bring(piece)
             turns = cycle(work)
@@ -123,7 +123,7 @@ class Overlapped:
                 if len(leaving) == ahead:
                     result, left = leaving.popleft()
                     lane.wait_event(left)
-                    inward.wait_event(left)  # a model may give back its input
+                    inward.wait_event(left)  # a model may return its input as result
                     del result
                 chunk, arrived = arriving.popleft()
                 lane.wait_event(arrived)
@@ -147,14 +147,14 @@ class Overlapped:
         return out
 
     def listing(self) -> str:
-        """The same in plain PyTorch."""
+        """The step in plain PyTorch."""
         kept, end = (HOME, WAITED) if self.home else (STAYING, JOINED + AT_HOME)
         work = CHUNKS.format(chunks=self.chunks, ahead=AHEAD, kept=kept)
         return LANES.format(streams=len(self.lanes.streams)) + work + end
 
 
 def send_home(result: Outputs, out: Outputs, whole: int, done: int, pinned: bool) -> int:
-    """Copy a chunk's results to their rows of `out`, or begin to where these are pinned; returns how many there are."""
+    """Copy a chunk's results to their rows of `out`, without waiting if `pinned`; returns the number of rows."""
     count = 0
     for name, tensor in result.items():
         count = tensor.shape[0]
@@ -165,7 +165,7 @@ def send_home(result: Outputs, out: Outputs, whole: int, done: int, pinned: bool
 
 
 def split(batch: Batch, sizes: Sequence[int]) -> Iterator[Batch]:
-    """A batch in pieces of so many rows, as views made when they are asked for: no device waits for all of them."""
+    """Pieces of a batch with these numbers of rows, as views that are made one by one, when they are needed."""
     start = 0
     for size in sizes:
         yield map_batch(itemgetter(slice(start, start + size)), batch)
@@ -173,19 +173,19 @@ def split(batch: Batch, sizes: Sequence[int]) -> Iterator[Batch]:
 
 
 def evenly(whole: int, pieces: int) -> list[int]:
-    """As `torch.chunk`: the last may be smaller, and there may be fewer."""
+    """Sizes of pieces as by `torch.chunk`: the last may be smaller, and there may be fewer pieces."""
     size = max(1, -(-whole // pieces))
     return [min(size, whole - start) for start in range(0, whole, size)]
 
 
 def halved_ends(sizes: list[int]) -> list[int]:
-    """The first and the last in two."""
+    """The sizes with the first and the last halved."""
     first, *middle, last = sizes if len(sizes) > 1 else [*sizes, 0]
     return [*evenly(first, 2), *middle, *evenly(last, 2)]
 
 
 def joined(results: list[Outputs]) -> Outputs:
-    """What the pieces gave, as if they had been one."""
+    """The results of all pieces, concatenated by name."""
     return {name: torch.cat([result[name] for result in results]) for name in results[0]}
 
 

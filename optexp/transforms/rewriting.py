@@ -1,6 +1,6 @@
-"""Our kernels in the place of what they implement: patterns found in a captured graph, however they were spelled.
+"""Rewriting of a captured graph: patterns of operations, however they are spelled, are replaced by our kernels.
 
-The graph is the one that torch.compile captures, before autograd: what replaces a pattern brings its own gradient.
+The graph is torch.compile's, before autograd, so a kernel must bring its own gradient.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from optexp.kernelkit.kernel import Kernel, for_graphs
 
-Terms = tuple[str, tuple[Any, ...]]  # an operation's one name, and its operands in one order
+Terms = tuple[str, tuple[Any, ...]]  # canonical name of an operation, and its operands in canonical order
 
 
 @dataclass
 class Rewriter:
-    """Puts these kernels into graphs.
+    """Replaces patterns in graphs by these kernels.
 
-    replaced:  how often each was put in
-    refused:   why a pattern that was found stayed, and how often
+    replaced:  number of replacements by kernel
+    refused:   number of matches that were not replaced, by reason
     """
 
     kernels: Sequence[Kernel]
@@ -46,7 +46,7 @@ class Rewriter:
                 self.try_at(node, kernel, result(pattern))
 
     def try_at(self, node: fx.Node, kernel: Kernel, pattern: Any) -> None:
-        """Put the kernel in where the node is the pattern's result; either operand of a sum may be the bias."""
+        """Replace the pattern if the node is its result; either operand of a sum may be the bias."""
         reasons = []
         for match in (Match(), Match(swapped=True)):
             if not match.value(pattern, node) or not match.is_closed(node):
@@ -62,7 +62,7 @@ class Rewriter:
 
 
 def replace(root: fx.Node, nodes: set[fx.Node], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """A call of the function in the place of these nodes, the last of which is the root."""
+    """Replace these nodes, of which the root is the last, by a call of the function."""
     with root.graph.inserting_before(root):
         new = root.graph.call_function(function, args)
     new.meta = dict(root.meta)
@@ -72,7 +72,7 @@ def replace(root: fx.Node, nodes: set[fx.Node], function: Callable[..., Any], ar
 
 
 def backend(rewriter: Rewriter) -> Callable[..., Callable[..., Any]]:
-    """For torch.compile: rewrites each captured graph, then runs it eagerly; counted as torch counts its own."""
+    """A back end for torch.compile: rewrites each graph, runs it eagerly, and updates torch's counters."""
 
     def compile(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         from torch._dynamo.utils import counters
@@ -88,7 +88,7 @@ def backend(rewriter: Rewriter) -> Callable[..., Callable[..., Any]]:
 
 
 def why_not(kernel: Kernel, args: Sequence[Any], node: fx.Node) -> str | None:
-    """Asks the kernel itself, with tensors that have no data, in the autocast state that holds at the node."""
+    """Why the kernel cannot replace the node; asks the kernel with fake tensors, in the autocast state at the node."""
     expected = value_of(node)
     fakes = [value_of(arg) for arg in args]
     if not isinstance(expected, Tensor):
@@ -118,7 +118,10 @@ def why_not(kernel: Kernel, args: Sequence[Any], node: fx.Node) -> str | None:
 
 
 def is_written_later(tensors: Sequence[Tensor], node: fx.Node) -> bool:
-    """Whether an operation after the node writes to the memory of one of these: what writes does to its first."""
+    """Whether an operation after the node writes to the memory of one of these tensors.
+
+    Writing operations write to their first positional argument or to keyword arguments.
+    """
     memory = {tensor.untyped_storage()._cdata for tensor in tensors}
     written: list[fx.Node] = []
     while (node := node.next).op != "output":
@@ -142,9 +145,11 @@ def result(pattern: fx.Graph) -> Any:
 
 @dataclass
 class Match:
-    """What a pattern's parameters stand for, and the nodes it covers.
+    """A match of a pattern.
 
-    swapped:  operands of sums and products are tried in the other order first
+    bound:    values of the pattern's parameters, by name
+    nodes:    nodes that the pattern covers
+    swapped:  whether operands of sums and products are tried in the other order first
     """
 
     bound: dict[str, Any] = field(default_factory=dict)
@@ -152,21 +157,26 @@ class Match:
     swapped: bool = False
 
     def value(self, pattern: Any, value: Any) -> bool:
-        """Whether the value is what the pattern describes; a failed attempt leaves no trace."""
+        """Whether the value matches the pattern; a failed attempt does not change `bound` and `nodes`."""
         if not isinstance(pattern, fx.Node):
             return type(pattern) is type(value) and bool(pattern == value)
         if pattern.op == "placeholder":
             return self.parameter(str(pattern.target), value)
         if not isinstance(value, fx.Node):
             return False
-        wanted, found = terms(pattern), terms(value)
-        if wanted is None or found is None or wanted[0] != found[0] or len(wanted[1]) != len(found[1]):
+        pattern_terms, value_terms = terms(pattern), terms(value)
+        if (
+            pattern_terms is None
+            or value_terms is None
+            or pattern_terms[0] != value_terms[0]
+            or len(pattern_terms[1]) != len(value_terms[1])
+        ):
             return False
         saved = dict(self.bound), set(self.nodes)
         self.nodes.add(value)
-        orders = [found[1], found[1][::-1]] if found[0] in COMMUTATIVE else [found[1]]
+        orders = [value_terms[1], value_terms[1][::-1]] if value_terms[0] in COMMUTATIVE else [value_terms[1]]
         for operands in reversed(orders) if self.swapped else orders:
-            if all(map(self.value, wanted[1], operands)):
+            if all(map(self.value, pattern_terms[1], operands)):
                 return True
             self.bound, self.nodes = dict(saved[0]), {*saved[1], value}
         self.bound, self.nodes = saved
@@ -178,7 +188,7 @@ class Match:
         return self.bound[name] is value or (not isinstance(value, fx.Node) and self.bound[name] == value)
 
     def is_closed(self, root: fx.Node) -> bool:
-        """Whether nobody else reads what is inside, and nothing between its first and last node has side effects."""
+        """Whether no node outside reads inner values, and no node between the first and the last has side effects."""
         if any(not set(node.users) <= self.nodes for node in self.nodes - {root}):
             return False
         node = min(self.nodes)
@@ -189,13 +199,13 @@ class Match:
         return not has_side_effects(root)
 
     def arguments(self, function: Callable[..., Any]) -> tuple[Any, ...]:
-        """What the pattern's parameters stand for, in the order of the function's."""
+        """The values of the pattern's parameters, in the order of the function's parameters."""
         parameters = inspect.signature(function).parameters.values()
         return tuple(self.bound.get(p.name, p.default) for p in parameters)
 
 
 def has_side_effects(node: fx.Node) -> bool:
-    """Writes to a tensor, or changes the state of torch (autocast, gradients on or off): no code moves past it."""
+    """Whether a node writes to a tensor or changes torch's state (autocast, grad mode): no code may move past it."""
     if node.op in ("placeholder", "get_attr", "output"):
         return False
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
@@ -205,12 +215,12 @@ def has_side_effects(node: fx.Node) -> bool:
 
 
 def value_of(value: Any) -> Any:
-    """A node's value without its data; other arguments are what they are."""
+    """A node's fake value; other arguments unchanged."""
     return value.meta.get("example_value") if isinstance(value, fx.Node) else value
 
 
 def autocast_at(node: fx.Node) -> list[tuple[Any, ...]]:
-    """The arguments of the autocast regions of the graph that are open there."""
+    """The arguments of the graph's autocast regions that are open at the node."""
     open_: dict[fx.Node, tuple[Any, ...]] = {}
     for earlier in node.graph.nodes:
         if earlier is node:
@@ -222,7 +232,7 @@ def autocast_at(node: fx.Node) -> list[tuple[Any, ...]]:
     return list(open_.values())
 
 
-# --- one spelling for many ---------------------------------------------------------------------------------------
+# --- canonical spelling ------------------------------------------------------------------------------------------
 
 
 def _binary(name: str) -> Callable[..., Terms | None]:
@@ -245,7 +255,7 @@ def _gelu(input: Any, approximate: str = "none") -> Terms:
 
 
 def gelu(x: Tensor, approximate: str) -> Tensor:
-    """What a formula is replaced by; the form as a positional argument."""
+    """The replacement of a GELU formula, with the form as a positional argument."""
     return F.gelu(x, approximate=approximate)
 
 
@@ -297,7 +307,7 @@ SPELLINGS: dict[Any, Callable[..., Terms | None]] = {
 
 
 def terms(node: fx.Node) -> Terms | None:
-    """The node's operation by its one name; None where patterns do not know it."""
+    """The node's operation in canonical spelling; None for an operation that no pattern uses."""
     spelled = SPELLINGS.get(node.target) if node.op in ("call_function", "call_method") else None
     return spelled(*node.args, **node.kwargs) if spelled else None
 
@@ -317,8 +327,8 @@ LONGEST_FORMULA = 24  # nodes
 def name_formulas(graph: fx.Graph) -> None:
     """Put F.gelu where GELU is written out.
 
-    There are too many ways to write it for a list. So any element-wise expression of one tensor is tried with
-    numbers: one that equals GELU at all of them, to float32's precision and beyond, is GELU.
+    GELU can be written in too many ways for a list. So each element-wise expression of one tensor is evaluated on
+    numbers: an expression that equals GELU on all of them, to more than float32's precision, is GELU.
     """
     for node in reversed(list(graph.nodes)):
         for argument, nodes in expressions(node):
@@ -329,11 +339,11 @@ def name_formulas(graph: fx.Graph) -> None:
 
 
 def expressions(root: fx.Node) -> Iterator[tuple[fx.Node, set[fx.Node]]]:
-    """Each tensor that alone determines the root by element-wise operations, with those; the smallest first."""
+    """Each node from which alone element-wise operations compute the root, with these operations; the fewest first."""
     inside: set[fx.Node] = set()
     edge = [root]
     while edge and len(inside) < LONGEST_FORMULA:
-        node = max(edge)  # the last in the graph: all its readers here have been seen
+        node = max(edge)  # the last in the graph: all its readers in the expression were visited
         edge = [other for other in edge if other is not node]
         if inside and not edge and any(getattr(n.target, "__name__", n.target) in CURVED for n in inside):
             yield node, set(inside)
@@ -344,7 +354,7 @@ def expressions(root: fx.Node) -> Iterator[tuple[fx.Node, set[fx.Node]]]:
 
 
 def gelu_form(argument: fx.Node, nodes: Sequence[fx.Node]) -> str | None:
-    """ "tanh" or "none" where these nodes compute that GELU of the argument."""
+    """The form of GELU ("tanh" or "none") that these nodes compute of the argument; None for another function."""
     x = torch.linspace(-12, 12, 241, dtype=torch.float64)
     values: dict[fx.Node, Any] = {argument: x}
     for node in nodes:

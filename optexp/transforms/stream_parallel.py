@@ -16,13 +16,13 @@ from optexp.transforms.branches import HOLDS, Piece, cut, tensors, trace
 
 
 class NoBranches(Unsupported):
-    """The model has nothing to run side by side; the message says why."""
+    """The model has no concurrent branches; the message states why."""
 
 
 class Lanes:
-    """Streams that begin after all the caller has asked for, and end before anything it asks for next.
+    """Streams that start after all earlier work of the caller's stream, and end before its later work.
 
-    So memory that a lane's work was given back earlier is never in use any more, and graphs capture lanes whole.
+    So memory that was freed before is no longer in use when a lane gets it, and graphs capture lanes completely.
     """
 
     def __init__(self, device: torch.device, count: int) -> None:
@@ -42,10 +42,11 @@ class Lanes:
 
 
 class SideBySide:
-    """Takes the place of a model's `forward`. Backward needs no help: autograd runs each operation on the stream of its
-    forward, and waits where gradients cross.
+    """A replacement of a model's `forward` that runs branches on lanes.
 
-    Values that cross lanes are recorded there, since whoever drops them knows only the lane that made them.
+    Backward needs no change: autograd runs each operation on the stream of its forward, and synchronizes gradients.
+    Values that cross lanes are recorded on the reading lane (`record_stream`), as the allocator knows only the lane
+    that made them.
     """
 
     def __init__(self, forward: Signature, graph: fx.GraphModule, pieces: list[Piece], device: torch.device) -> None:
@@ -78,8 +79,7 @@ class SideBySide:
         return fx.node.map_arg(self.result, values.__getitem__)
 
     def listing(self) -> str:
-        """The same in plain PyTorch: lines that define `side_by_side` for a `model`. "" where the graph needs values
-        that only it holds."""
+        """Plain PyTorch that defines `side_by_side` for a `model`; "" where the graph holds values of its own."""
         codes = [spelled_graph(piece.run.graph, "model") for piece in self.pieces]  # type: ignore[attr-defined]
         known = [code for code in codes if code is not None]
         if len(known) < len(codes):
@@ -116,7 +116,7 @@ class SideBySide:
 
 @contextmanager
 def each_its_own_casts() -> Iterator[None]:
-    """Autocast lowers a weight once and keeps it: on the lane that came first, which others do not wait for."""
+    """Disable autocast's cache of cast weights: another lane could read a cast without waiting for it."""
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
@@ -131,14 +131,14 @@ def recorded(stream: torch.cuda.Stream, values: list[Any]) -> None:
 
 
 def recording(node: fx.Node, stream: str) -> str:
-    """What `recorded` does with one value, as source."""
+    """Source code that does for one value what `recorded` does."""
     if node.meta[HOLDS] == "tensor":
         return f"{node}.record_stream({stream})  # whoever drops it knows another stream"
     return f"torch.utils._pytree.tree_map_only(torch.Tensor, lambda part: part.record_stream({stream}), {node})"
 
 
 def side_by_side(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], limit: int) -> SideBySide:
-    """What can stand in for `model.forward`; `NoBranches`, or what tracing raised."""
+    """The replacement of `model.forward`. Raises NoBranches; errors of tracing pass through."""
     forward = signature(model.forward)
     if any(p.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) for p in forward.parameters.values()):
         raise NoBranches("its forward takes any number of arguments")

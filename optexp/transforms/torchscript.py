@@ -1,4 +1,4 @@
-"""TorchScript: a model traced once, whose graph torch's older compiler optimizes after it has seen a few calls."""
+"""TorchScript: a model is traced once, and torch's older compiler optimizes the graph after a few calls."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ CALLS_TO_SETTLE = 3  # two that are profiled, one that is optimized
 
 
 class Called(nn.Module):
-    """A call as a module, so that what it reads of the model is traced as parameters and not as constants.
+    """A call as a module, so that the model's tensors are traced as parameters instead of constants.
 
-    names:  of the last of its arguments
+    names:  names of the last arguments, which are passed by keyword
     """
 
     def __init__(self, model: nn.Module, call: Callable[..., Any], names: Sequence[str]) -> None:
@@ -34,9 +34,9 @@ class Called(nn.Module):
 
 
 class Scripted:
-    """A call of the model, traced the first time. In inference the graph is frozen: parameters become constants.
+    """A call of the model, traced at its first use. In inference the graph is frozen: parameters become constants.
 
-    What a trace cannot see, as a branch on values, stays as it was at that call.
+    Control flow that a trace cannot see, such as a branch on values, stays as in that first call.
     """
 
     def __init__(self, model: nn.Module, call: Callable[..., Any], trains: bool) -> None:
@@ -59,7 +59,7 @@ class Scripted:
 
 
 class GradientsStayOn(TorchFunctionMode):
-    """A trace leaves out that a model switches them off: what it makes would have gradients where there were none."""
+    """Refuses a model that switches gradients off: a trace omits the switch, and its results would have gradients."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not torch.is_grad_enabled():
@@ -68,12 +68,12 @@ class GradientsStayOn(TorchFunctionMode):
 
 
 def fused_groups() -> int:
-    """How many groups of operations became one kernel in the graph that ran last."""
+    """Number of fused groups of operations in the graph that ran last."""
     return sum(node.kind() in FUSED for node in nodes(torch.jit.last_executed_optimized_graph()))  # type: ignore[attr-defined]
 
 
 def nodes(graph: Any) -> Iterator[Any]:
-    """Of a graph, and of what is inside its nodes, fused groups aside."""
+    """Nodes of a graph and of graphs inside its nodes, without the content of fused groups."""
     for node in graph.nodes():
         yield node
         for block in node.blocks():

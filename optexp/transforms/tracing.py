@@ -14,7 +14,7 @@ MODES = "the modes of torch functions"
 
 
 class Tracer(fx.Tracer):
-    """torch.fx records operations: neither what was set around them, nor what the model keeps for its next call."""
+    """A tracer that refuses models with settings or state beyond operations, which torch.fx does not record."""
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         assert isinstance(root, nn.Module)
@@ -37,12 +37,12 @@ class Tracer(fx.Tracer):
 
 
 def surroundings() -> dict[str, Any]:
-    """What operations may depend on besides their arguments."""
+    """Global settings that operations may depend on besides their arguments."""
     backend: Any = torch._C
-    apart = {
+    settings = {
         name: value for name, value in process_state.settings().items() if name != process_state.MODES
     }  # they are counted below
-    return apart | {
+    return settings | {
         "hooks for saved tensors (as checkpointing does)": backend._autograd._top_saved_tensors_default_hooks(True),
         MODES: backend._len_torch_function_stack(),
         "the modes of torch's dispatcher": backend._len_torch_dispatch_stack(),
@@ -50,7 +50,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether its call runs more than its forward."""
+    """Whether hooks make a module's call run more than its forward."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(module, kind) for kind in kinds)
 

@@ -1,1 +1,1 @@
-"""Kernels timed beside all alternatives: rows of the table, calls, races and the report."""
+"""The kernel benchmark: kernels and all alternatives timed in turn; rows of the table, calls, races, report."""

@@ -1,4 +1,4 @@
-"""Calls to time: forward and backward passes, each with memory of its own, and copies of as many bytes."""
+"""Calls to time: forward and backward passes, each with memory of its own, and copies of the same size."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from optexp.kernelkit.kernel import Case, ceil_div
 Call = Callable[[], Any]
 
 COPIES = ("copy engine", "copy kernel")
-ALIGNED = 512  # bytes, as the allocator's: other sizes are copied more slowly
+ALIGNED = 512  # bytes, as the allocator's blocks: copies of other sizes are slower
 
 
 def argument_sets(case: Case, dtype: torch.dtype, device: torch.device, cold: bool) -> list[tuple[Any, ...]]:
-    """The case's arguments: one set; cold: so many sets that the first has left L2 when its turn comes again."""
+    """Sets of the case's arguments: one set; if `cold`, enough sets that the first has left L2 at its next turn."""
     generator = torch.Generator(device).manual_seed(0)
 
     def fill(*shape: int) -> Tensor:
@@ -33,12 +33,12 @@ def argument_sets(case: Case, dtype: torch.dtype, device: torch.device, cold: bo
 
 
 def flushing_bytes(device: torch.device) -> int:
-    """Bytes of accesses that leave nothing of what came before in L2."""
+    """Bytes of accesses that evict all earlier data from L2."""
     return 4 * int(torch.cuda.get_device_properties(device).L2_cache_size)
 
 
 def outgrows_cache(args: Sequence[Any], device: torch.device) -> bool:
-    """Whether these arguments are cold in any case."""
+    """Whether these arguments are larger than `flushing_bytes`, and so cold in any case."""
     return device.type == "cuda" and bytes_of(args) >= flushing_bytes(device)
 
 
@@ -50,9 +50,9 @@ def bytes_of(args: Sequence[Any]) -> int:
 def copying(moved: int | None, device: torch.device, count: int = 1) -> dict[str, list[Call]]:
     """Copies that read and write `moved` bytes, by the copy engine and by a kernel; none where `moved` is None.
 
-    At some sizes one takes half as long again as the other.
+    At some sizes one kind takes 1.5 times as long as the other.
 
-    count:  copies of each kind, each of memory of its own
+    count:  number of copies of each kind, each with memory of its own
     """
     if moved is None:
         return {}
@@ -72,7 +72,7 @@ def with_lower_bound(times: dict[str, float | None]) -> dict[str, float | None]:
 
 
 def forward_passes(function: Callable[..., Tensor], sets: Sequence[Sequence[Any]]) -> list[Call]:
-    """Forward passes under no_grad; each result has memory of its own."""
+    """Forward passes under no_grad; each pass has memory of its own for its result."""
     return [torch.no_grad()(partial(hold, [], partial(function, *args))) for args in sets]
 
 
@@ -81,15 +81,15 @@ def passes(
 ) -> list[Call]:
     """All forward passes, then all backward passes.
 
-    apart:  gradients have memory of their own, too
+    apart:  whether gradients have memory of their own too
     """
     pairs = [differentiated(function, args, dy) for args, dy in zip(sets, dys, strict=True)]
     return [begin for begin, _ in pairs] + [partial(hold, [], end) if apart else end for _, end in pairs]
 
 
 def hold(held: list[Any], call: Call) -> Any:
-    """The call's result, which stays alive until the next call."""
-    held.clear()  # before: through an older result leaves would remember its stream, which breaks a capture
+    """The call's result; `held` keeps it alive until the next call."""
+    held.clear()  # before the call: an older result would tie leaves to its stream, which breaks a capture
     held.append(call())
     return held[0]
 

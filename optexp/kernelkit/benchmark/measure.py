@@ -1,4 +1,4 @@
-"""Rows of the kernel benchmark: every case in both passes, cold and warm, beside all alternatives."""
+"""Rows of the kernel benchmark: every case in both passes, cold and warm, with all alternatives."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from optexp.kernelkit.benchmark.rows import Row
 from optexp.kernelkit.kernel import Case, Kernel
 
 COMPILED = {"none": (), "default": ("default",), "all": ("default", "max-autotune-no-cudagraphs")}
-BACKWARD = 1.10  # backward's goal, in lower bounds, where memory sets the pace
+BACKWARD = 1.10  # goal of a memory-bound backward pass, in lower bounds
 
 
 @dataclass(frozen=True)
 class Settings:
     """The choices of a run.
 
-    compile:   modes of torch.compile to time: a key of `COMPILED`
+    compile:   key of `COMPILED`: modes of torch.compile to time
     dtypes:    names of torch's dtypes
-    shapes:    a part of the names of cases to time; None: all
-    forward:   leave backward out
-    quick:     three rounds of 1 ms a candidate, instead of nine of 3 ms
+    shapes:    substring of the names of cases to time; None: all
+    forward:   whether backward is left out
+    quick:     whether three rounds of 1 ms per candidate replace nine rounds of 3 ms
     """
 
     compile: str = "default"
@@ -58,7 +58,7 @@ def measure(chosen: Sequence[Kernel], device: torch.device, settings: Settings) 
             for dtype in settings.dtypes:
                 for cache in ("cold", "warm"):
                     yield from rows_of(kernel, case, dtype, cache, device, settings)
-                torch._dynamo.reset()  # the next shape is not to be compiled as one that changes
+                torch._dynamo.reset()  # else the next shape would be compiled as a dynamic one
                 if device.type == "cuda":
                     torch.cuda.empty_cache()
 
@@ -66,14 +66,14 @@ def measure(chosen: Sequence[Kernel], device: torch.device, settings: Settings) 
 def rows_of(
     kernel: Kernel, case: Case, dtype: str, cache: str, device: torch.device, settings: Settings
 ) -> Iterator[Row]:
-    """The case's row of forward, and where ours computes a gradient that of backward, for GEMMs of both passes.
+    """The case's row of the forward pass and, if ours has a gradient, of the backward pass (GEMMs: of both passes).
 
     dtype:  a name of torch's
     cache:  "cold" or "warm"; no warm row where the arguments outgrow L2
     """
     sets = argument_sets(case, getattr(torch, dtype), device, cold=cache == "cold")
     if cache == "warm" and outgrows_cache(sets[0], device):
-        return  # it was cold already
+        return  # the cold row covers it
     candidates = functions(kernel, COMPILED[settings.compile])
     with torch.no_grad():
         dy = torch.randn_like(kernel.reference(*sets[0]))
@@ -87,10 +87,10 @@ def rows_of(
     begin, end = differentiated(kernel.reference, sets[0], dy)
     begin()
     if settings.forward or all(grad is None or grad.data_ptr() == dy.data_ptr() for grad in end()):
-        return  # backward passes dy on as it is
+        return  # backward returns dy itself
     saved = 2 * kernel.saved_bytes(*sets[0]) if kernel.saved_bytes is not None else 0  # written, too
     moved = (saved or bytes_of(sets[0])) + bytes_of(sets[0]) + dy.nbytes  # read; gradients; dy
-    if cache == "warm":  # so often that the device takes longer than the host
+    if cache == "warm":  # enough calls that the device takes longer than the host
         sets *= max(4, min(64, 2**28 // moved))
     dys = [dy if cache == "warm" else torch.randn_like(dy) for _ in sets]
     both = {name: passes(f, sets, dys, apart=cache == "cold") for name, f in candidates.items()}
@@ -98,7 +98,7 @@ def rows_of(
         times = {name: us and 2 * us for name, us in race(both, device, *settings.timing).items()}
         yield Row(kernel.name, case.name, dtype, "both passes", cache, None, times)
         return
-    # Forward again, beside both: both parts of a difference need the same card, and warm there are more sets now.
+    # Forward again in the same race: a difference needs equal conditions, and warm there are now more sets.
     first = {f"{name}, forward": forward_passes(f, sets) for name, f in candidates.items()}
     copies = copying(moved, device, 1 if cache == "warm" else len(sets))
     found = race(both | first | copies, device, *settings.timing)
@@ -109,12 +109,12 @@ def rows_of(
 
 
 def second_pass(mean_us: float | None, first_us: float | None) -> float | None:
-    """µs of the second of two passes, from their mean and the first; None where scatter leaves nothing of it."""
+    """µs of the second of two passes, from their mean and the first; None where scatter makes it negative."""
     return None if mean_us is None or first_us is None or 2 * mean_us <= first_us else 2 * mean_us - first_us
 
 
 def functions(kernel: Kernel, modes: Sequence[str]) -> dict[str, Callable[..., Tensor]]:
-    """The candidates by the names of their columns; `modes` are those of torch.compile."""
+    """The candidates by column name.  modes: modes of torch.compile"""
     found: dict[str, Callable[..., Tensor]] = {"eager": kernel.reference}
     for mode in modes:
         compiled = torch.compile(kernel.reference, mode=mode, dynamic=False)

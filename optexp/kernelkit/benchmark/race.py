@@ -1,4 +1,4 @@
-"""Times of a call: of the device by replayed graphs, of the host by calls from Python; all candidates take turns."""
+"""Times of a call: device time by replayed graphs, host time by calls from Python; candidates take turns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Prepared(NamedTuple):
     """A candidate, ready to be timed.
 
     work:   makes `calls` calls
-    steps:  how often a block runs the work
+    steps:  number of times that a block runs `work`
     """
 
     work: Call
@@ -34,7 +34,7 @@ class Prepared(NamedTuple):
 def race(
     calls: dict[str, list[Call]], device: torch.device, rounds: int, block_s: float = 3e-3
 ) -> dict[str, float | None]:
-    """µs of a call by candidate: the median over rounds, in which all candidates take turns; None for one that fails.
+    """µs of a call by candidate: the median over rounds, in which candidates take turns; None for a failing candidate.
 
     A block of work that lasts ten times `block_s` is timed once.
     """
@@ -57,7 +57,7 @@ def race(
     return found | {name: median(values) for name, values in samples.items()}
 
 
-@rehearsal()  # small calls run our kernels too, as in the graph
+@rehearsal()  # small calls then run our kernels, as in a graph
 def prepare(every: list[Call], device: torch.device, block_s: float) -> Prepared:
     """These calls as one function: on a GPU a CUDA graph, so that the device sets the pace.
 
@@ -67,8 +67,8 @@ def prepare(every: list[Call], device: torch.device, block_s: float) -> Prepared
     for call in (*every, every[0]):  # compiles, and chooses the fastest config
         call()
     if device.type == "cuda":
-        # Up to 100 calls, so that the device is not done before a slow host has asked for the next replay: before each,
-        # torch also advances its random generator, where the graph uses one.
+        # Up to 100 calls, so that the device still works when a slow host asks for the next replay. Before a replay,
+        # torch also advances its random generator if the graph uses it.
         once = clock.time_block(partial(in_turn, every), 1, device).wall_s
         every = every * max(4 if len(every) == 1 else 1, min(100 // len(every), int(4e-3 / once)))
         work: Call = recorded(every, device)
@@ -82,7 +82,7 @@ def prepare(every: list[Call], device: torch.device, block_s: float) -> Prepared
 
 
 def host_bound_cases(kernel: Kernel, device: torch.device) -> list[Case]:
-    """Cases in which the host sets the pace, and on a GPU larger ones until it no longer does."""
+    """Host-bound cases and, on a GPU, larger cases up to device-bound ones."""
     sizes = {case.name: case.arguments(partial(torch.empty, device="meta"))[0].numel() for case in kernel.benchmarks}
     powers = (20, 22, 24, 25) if device.type == "cuda" else ()
     larger = [Case(f"2^{power}", partial(kernel.sweep, size=2**power)) for power in powers]
@@ -90,7 +90,7 @@ def host_bound_cases(kernel: Kernel, device: torch.device) -> list[Case]:
 
 
 def host_cost(kernel: Kernel, case: Case, device: torch.device) -> HostCost:
-    """Wall times of calls one after the other: each the least of ten blocks, taken in turns."""
+    """Wall times of consecutive calls: the minimum over ten blocks; kinds of calls take turns."""
     args = argument_sets(case, torch.float32, device, cold=False)[0]
     leaves = [arg.requires_grad_() if isinstance(arg, Tensor) else arg for arg in args]
     dy = torch.ones_like(kernel.reference(*args))
@@ -101,14 +101,14 @@ def host_cost(kernel: Kernel, case: Case, device: torch.device) -> HostCost:
         calls[name, "grad"] = forward
         calls[name, "both_passes"] = partial(in_turn, differentiated(function, args, dy))
     best = dict[tuple[str, str], float]()
-    for _ in range(10):  # in turns: from one second to the next a host's pace differs by more than the calls do
+    for _ in range(10):  # in turns, as a host's speed varies more from second to second than calls differ
         for kind, call in calls.items():
             with torch.set_grad_enabled(kind[1] != "forward"):
                 if kind not in best:
                     call()
                     best[kind] = clock.time_block(call, 2, device).wall_s
-                # Counted anew: after a first block of two slow steps, all blocks would have few steps, and each block
-                # ends with a wait for the device.
+                # Recomputed in each round: after a slow first block all blocks would have few steps, and the wait for
+                # the device at their end would weigh much.
                 steps = max(1, min(100, int(0.01 / best[kind])))
                 best[kind] = min(best[kind], clock.time_block(call, steps, device).wall_s)
     eager, ours = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 COLUMNS = ("lower_bound", "eager", "compile", "max-autotune", "best_library", "plain", "cuda", "ours")
-OTHERS = ("eager", "compile", "max-autotune", "best_library")  # alternatives: none may be faster than ours
-NOISE, NOISE_US = 1.02, 0.1  # by so much two medians of one call differ: a factor, and µs on top
-SLOWER = 1.1  # times eager: from there on a call from Python is reported as slow
+OTHERS = ("eager", "compile", "max-autotune", "best_library")  # alternatives that ours must not be slower than
+NOISE, NOISE_US = 1.02, 0.1  # difference of two medians of one call: a factor, and µs on top
+SLOWER = 1.1  # times eager: a slower call from Python is reported
 
 
 def shown(column: str) -> str:
@@ -20,9 +20,9 @@ class Row:
     """Device times of one call in one pass: a line of the table.
 
     cache:  "cold": inputs have left L2; "warm": the same inputs again
-    moved:  bytes that the call must read and write; None for GEMMs, which memory does not bound
+    moved:  bytes that the call must read and write; None for GEMMs, which are not memory-bound
     us:     µs of a call by candidate (see `COLUMNS`); None where the candidate failed
-    goal:   most of ours, in lower bounds; None: no more than the fastest alternative
+    goal:   most time of ours, in lower bounds; None: the time of the fastest alternative
     """
 
     kernel: str
