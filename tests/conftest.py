@@ -97,6 +97,11 @@ THINNED = {
     "test_honest_ways_to_draw_are_alike": 3,
     "test_what_is_made_once_may_be_made_before_or_elsewhere": 3,
     "test_gradients_of_few_rows_come_out_of_one_launch": 8,
+    "test_a_whole_file_takes_the_place_of_another": 3,
+    "test_commands_keep_their_names": 2,
+    "test_another_step_is_verified_if_nothing_differs": 3,
+    "test_an_average_of_the_parameters_is_compared": 2,
+    "test_sparse_gradients_are_verified": 3,
 }
 
 

@@ -160,6 +160,7 @@ def test_a_shorter_way_for_inputs_with_structure_is_wrong(
 
 
 @pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.slow
 def test_results_of_an_earlier_run_are_of_no_use(
     preset: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,7 @@ def test_two_commits_beside_each_other(repository: Path, capsys: pytest.CaptureF
     assert git(repository, "worktree", "list").count("\n") == 0
 
 
+@pytest.mark.slow
 def test_other_results_are_not_timed(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The working tree computes something else than the commit before."""
     assert ab.main(["--base", "HEAD~1", *WORKLOAD, *SHORT]) == 3

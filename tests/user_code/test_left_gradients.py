@@ -117,6 +117,7 @@ def train_step(model, batch, optimizer):
 """
 
 
+@pytest.mark.slow
 def test_a_second_file_that_clears_what_the_first_one_adds_to_is_another_program(tmp_path: Path) -> None:
     before, after = tmp_path / "before.py", tmp_path / "after.py"
     before.write_text(STEP % "")

@@ -207,6 +207,7 @@ def test_a_training_script_is_ported_in_twenty_lines(tmp_path: Path) -> None:
     assert result.notes == []
 
 
+@pytest.mark.slow
 def test_the_script_that_was_ported_trains() -> None:
     pytest.importorskip("sklearn")
     code = "import script; script.main(epochs=2)"
