@@ -19,6 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from optexp.__main__ import main
 from optexp.comparison import gpu_lock
 from optexp.config import Experiment, overrides, resolve, search_path
+from optexp.equivalence import footprint
 from optexp.profiling import calibration
 from optexp.support.interrupting import SIGNALS
 from optexp.sweeps import exit_status
@@ -145,6 +146,13 @@ def _forget_compiled_code() -> Iterator[None]:
     if (dynamo := sys.modules.get("torch._dynamo")) and dynamo.utils.counters:
         for forget in (dynamo.reset, dynamo.utils.counters.clear, dynamo.utils.clear_compilation_metrics):
             forget()
+
+
+@pytest.fixture(autouse=True)
+def _few_later_steps(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Of later training steps that are compared in this process, those of 0.2 s; one page's test reads the constant."""
+    if request.path.name != "test_verification_page.py":
+        monkeypatch.setattr(footprint, "LIMIT_S", 0.2)
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from optexp.equivalence import bits, input_families, process_state, randomness, trajectory
-from optexp.equivalence.footprint import LEAST, LIMIT_S, MOST, Footprint
+from optexp.equivalence import bits, footprint, input_families, process_state, randomness, trajectory
+from optexp.equivalence.footprint import Footprint
 from optexp.equivalence.missed import End
 from optexp.equivalence.noise import disturbed
 from optexp.equivalence.observation import Observation, observed, overwritten, repeats
@@ -144,9 +144,10 @@ class Checks(Timing):
         """
         self.restore()
         assert self.offered is not None
-        end, found = clock.now() + LIMIT_S, list[Footprint]()
+        least, most = (steps, steps) if steps else (footprint.LEAST, footprint.MOST)
+        end, found = clock.now() + footprint.LIMIT_S, list[Footprint]()
         with self.quiet():
-            while len(found) < (steps or MOST) and (steps or len(found) < LEAST or clock.now() < end):
+            while len(found) < most and (len(found) < least or clock.now() < end):
                 self.offered.due += 1
                 given = map_batch(torch.clone, self.program.feed.next())
                 try:
