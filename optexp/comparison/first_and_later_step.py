@@ -19,7 +19,7 @@ from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 from optexp.workers.reference import Reference
 
-LONGEST_S = 2.0  # of a step, of which many are run
+LONGEST_S = 2.0  # seconds of a step: of longer steps, later ones are not judged
 LATER, LATER_S = 48, 8.0  # steps before one that is looked at, where steps change what later ones begin with, or may
 
 

@@ -96,7 +96,7 @@ class Recorder:
 
     @property
     def _told_by_sweep(self) -> bool:
-        """Whether the sweep could not reach the store either, and has said so once for all its jobs."""
+        """Whether the sweep has already reported, for all its jobs, that it cannot reach the store."""
         return search_path.in_sweep() and PARENT_RUN not in os.environ
 
     def _write(self, result: Result) -> None:

@@ -164,7 +164,7 @@ class _Loop:
         return self.goal.hopeless(bound)
 
     def _goes_on(self, trial: Trial) -> bool:
-        """Whether a quick trial is followed by a longer one: it is in doubt, and there is time.
+        """Whether a longer trial follows a quick one: the quick one is in doubt, and time is left.
 
         What is FASTER already needs the time for its last measurement first.
         """

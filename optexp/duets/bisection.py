@@ -37,7 +37,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Effort:
-    """How long a comparison measures.
+    """Limits on the duration of a comparison.
 
     times:      factor for the number of processes
     half_width: half-width of the log-ratio's interval at which measuring stops; None: as in the settings

@@ -57,7 +57,7 @@ def duet(
 
 
 def _enough(samples: list[Sample], settings: MeasurementSettings, watch: Stopwatch) -> bool:
-    """Whether measuring ends, by the same rule as in other comparisons."""
+    """Whether the measurement is complete, by the rule of every other comparison."""
     if not samples:
         return False
     interval = statistics.over_processes([sample.log_ratio for sample in samples], settings.confidence)

@@ -78,7 +78,7 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> None:
 
 
 def not_anew(trials: Sequence[Trial], budget: str) -> str:
-    """What is known of a winner that was not measured anew: the gain that each kept trial showed."""
+    """The gain of each kept trial: the only figures of a winner that was not measured anew."""
     gains = [f"{t.change} at least {at_least(t.gain.low)}×" for t in trials if t.kept and t.gain]
     return f"not measured anew: the budget of {budget} was spent; its trials showed {', then '.join(gains)}"
 
