@@ -25,7 +25,7 @@ LATER, LATER_S = 48, 8.0  # steps before one that is looked at, where steps chan
 
 def check_first_step(case: Case, found: Verification, yardstick: Client[Arm], candidate: Client[Arm]) -> None:
     """After building, of those that will be measured, whatever they draw."""
-    findings, unlike = first_step.check_first_step(yardstick, candidate)
+    findings, unlike = first_step.check_first_step(yardstick, candidate, case.session.in_turns)
     found.gates[first_step.GATE] = GateResult(not findings)
     if unlike:
         names = ", ".join(map(title, unlike))
@@ -77,6 +77,8 @@ def _judge_at(
     """
 
     def failures(arm: Client[Arm]) -> list[Finding]:
+        if case.session.in_turns:
+            reference.call(Reference.rest)
         judged = judge_replay(
             reference,
             yardstick,

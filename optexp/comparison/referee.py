@@ -79,6 +79,8 @@ class Referee:
             reference.call(Reference.silence)
         found = self._against_fp64(reference, yardstick, candidate)
         if found.ok:
+            if session.in_turns:
+                reference.call(Reference.rest)
             check_first_step(case, found, *measured)
         untimed = session.experiment.verify == "only"  # else the check after timing covers later steps
         if found.ok and (case.moves or untimed) and not case.steps.random and session.workload.mode != "train":

@@ -58,9 +58,10 @@ class Offered(Sequence["Batch"]):
         self._batches = [self._put(batch) for batch in batches]
         self._count = len(self._batches)
 
-    def refill(self, batches: Source, into: Callable[[Batch, Batch], Batch]) -> None:
-        """Replace each batch by `into(old, new)`; the position in the cycle stays."""
+    def refill(self, batches: Source, into: Callable[[Batch, Batch], Batch]) -> list[Batch]:
+        """Replace each batch by `into(old, new)`, and return the new ones; the position in the cycle stays."""
         self._batches = [into(old, self._put(new)) for old, new in zip(self._batches, batches, strict=True)]
+        return list(self._batches)
 
     def exchange(self, other: Offered) -> None:
         """Swap batches with another cycle."""

@@ -57,17 +57,22 @@ class Sizes:
         reference = 2 * self.batch + WIDE * (self.batch + 4 * self.result + 3 * self.state) + 3 * self.result
         return 2 * arm + reference
 
-    def verified_in_turns(self) -> int:
-        """Bytes of verification in turns: all states, the idle reference, and one step of an arm or of fp64.
+    def verified_in_turns(self, batches: int) -> int:
+        """Bytes of verification in turns: all states, and the largest of three moments.
 
-        The idle reference holds two drawn batches, the fp64 result and the baseline's result. A step of an arm needs a
-        batch and a copy, the result and a copy.
+        A step on a fresh batch, of an arm or of fp64, runs beside the idle reference, which holds two drawn batches,
+        the fp64 result and the baseline's result; an arm's step needs a batch and a copy, the result and a copy. A
+        repeated step of an arm runs beside the reference with that step's batch and results; the arm holds the timed
+        batches with two copies of its own batch, or, while they get other values, all of them twice.
         """
-        idle = 2 * self.batch + WIDE * self.result + self.result
         states = (WIDE + 2 * 3) * self.state
+        results = WIDE * self.result + self.result
+        idle = 2 * self.batch + results
         arm = 2 * self.batch + 2 * self.result
         fp64 = WIDE * self.batch + WIDE * self.result
-        return states + max(idle + arm, idle + fp64)
+        copied = (batches + 2) * self.batch + 2 * self.result
+        renewed = 2 * batches * self.batch + self.result
+        return states + max(idle + arm, idle + fp64, self.batch + results + max(copied, renewed))
 
     def timed(self, batches: int) -> int:
         """Bytes of two timed arms: batches, an intermediate, a result and the last result, three states."""
@@ -83,7 +88,7 @@ def choose(sizes: Sizes, capacity: int, at_least: int = 0) -> int:
     room = USABLE * capacity
     for index, plan in enumerate(PLANS):
         if plan.in_turns:
-            fits = plan.on_host or max(sizes.verified_in_turns(), sizes.timed(plan.batches)) <= room
+            fits = plan.on_host or max(sizes.verified_in_turns(plan.batches), sizes.timed(plan.batches)) <= room
         else:
             fits = sizes.side_by_side(plan.batches) <= room
         if fits and index >= at_least:

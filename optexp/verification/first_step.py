@@ -17,21 +17,28 @@ GATE = "FIRST"
 SCALED = "after/scaler/"  # a loss scale is settled after the first step
 
 
-def check_first_step(yardstick: Client[Arm], candidate: Client[Arm]) -> tuple[list[Finding], list[str]]:
+def check_first_step(
+    yardstick: Client[Arm], candidate: Client[Arm], in_turns: bool = False
+) -> tuple[list[Finding], list[str]]:
     """Findings of FIRST, and names of state that the baseline's own first step leaves otherwise than its repetitions.
 
     A difference that the baseline has likewise is no finding.
+
+    in_turns: only the arm that takes a step holds batches
     """
     left = candidate.call(Arm.first_step)
     if any(name.startswith(SCALED) for name in left):
         return [], []
     theirs = yardstick.call(Arm.first_step)
-    own = Repetitions(yardstick, yardstick).astray(theirs, End(1))
-    repetitions = Repetitions(yardstick, candidate)
+    alone = Repetitions(yardstick, yardstick, in_turns)
+    own = alone.astray(theirs, End(1))
+    alone.rest()
+    repetitions = Repetitions(yardstick, candidate, in_turns)
     astray = repetitions.astray(left, End(1))
     if astray:  # what is chosen at the first call, as a convolution's algorithm, may round otherwise
         astray = step_digest.astray(left, repetitions.made[End(1)], repetitions.by_noise(End(1)))
     if own and astray:
         beside = step_digest.astray(left, [theirs], repetitions.by_noise(End(1)))
         astray = {name: text for name, text in astray.items() if name not in own or name in beside}
+    repetitions.rest()
     return findings_of(GATE, astray), sorted(own)

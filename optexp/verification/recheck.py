@@ -49,7 +49,7 @@ def recheck(
     parties: tuple[Client[Peer], ...] = (reference, yardstick, candidate)
     for party in parties if in_turns else ():
         party.call(Peer.rest)
-    findings, repetitions = repeated(yardstick, candidate, ends)
+    findings, repetitions = repeated(yardstick, candidate, ends, in_turns)
     note = RANDOM if random else ""
     if not random:
         repeats = not moves or candidate.call(Arm.repeats, times=1)
@@ -72,15 +72,18 @@ def recheck(
     return findings, found
 
 
-def repeated(yardstick: Client[Arm], candidate: Client[Arm], ends: Sequence[End]) -> tuple[list[Finding], int]:
+def repeated(
+    yardstick: Client[Arm], candidate: Client[Arm], ends: Sequence[End], in_turns: bool = False
+) -> tuple[list[Finding], int]:
     """What timed steps left and repetitions of the same steps do not, and how many there were of these.
 
     ends: of each kept block
     """
-    repetitions, astray = Repetitions(yardstick, candidate), dict[str, str]()
+    repetitions, astray = Repetitions(yardstick, candidate, in_turns), dict[str, str]()
     for index, end in enumerate(ends):
         if astray := repetitions.astray(candidate.call(Arm.timed, index=index), end):
             break
+    repetitions.rest()
     return findings_of("REPEATED", astray), sum(map(len, repetitions.made.values()))
 
 
@@ -92,20 +95,24 @@ def findings_of(gate: str, astray: Mapping[str, str]) -> list[Finding]:
 class Repetitions:
     """Of the same steps from the restored state, by how many they are: as many as it takes.
 
-    made:  the candidate's;  moved: the baseline's, the first as it is and others with a little noise
+    in_turns: only the arm that repeats steps holds batches
+    made:     the candidate's;  moved: the baseline's, the first as it is and others with a little noise
+    holding:  the arm that repeated steps last
     """
 
     yardstick: Client[Arm]
     candidate: Client[Arm]
+    in_turns: bool = False
     made: dict[End, list[step_digest.Digest]] = field(default_factory=dict)
     moved: dict[End, list[step_digest.Digest]] = field(default_factory=dict)
+    holding: Client[Arm] | None = None
 
     def astray(self, left: step_digest.Digest, end: End) -> dict[str, str]:
         """What so many steps of the candidate left and their repetitions do not, by name, in words."""
         again = self.made.setdefault(end, [])
         astray = step_digest.astray(left, again) if again else dict.fromkeys(left, "")
         while astray and len(again) < step_digest.MOST:
-            again.append(self.candidate.call(Arm.repeated, end=end))
+            again.append(self._repeated(self.candidate, end))
             astray = step_digest.astray(left, again)
         if astray and any(other != again[0] for other in again):
             astray = step_digest.astray(left, again, self.by_noise(end))
@@ -114,8 +121,20 @@ class Repetitions:
     def by_noise(self, end: End) -> list[step_digest.Digest]:
         if end not in self.moved:
             noise = range(step_digest.DISTURBED + 1)  # the first without any
-            self.moved[end] = [self.yardstick.call(Arm.repeated, end=end, noise=seed or None) for seed in noise]
+            self.moved[end] = [self._repeated(self.yardstick, end, seed or None) for seed in noise]
         return self.moved[end]
+
+    def rest(self) -> None:
+        """Let no arm hold batches, where arms take turns."""
+        if self.in_turns and self.holding is not None:
+            self.holding.call(Arm.rest)
+        self.holding = None
+
+    def _repeated(self, arm: Client[Arm], end: End, noise: int | None = None) -> step_digest.Digest:
+        if self.holding is not arm:
+            self.rest()
+        self.holding = arm
+        return arm.call(Arm.repeated, end=end, noise=noise)
 
 
 def judge_replay(

@@ -41,7 +41,10 @@ class Checks(Timing):
         """What the model keeps and nobody can put back, or has nothing to compare with, where equal steps differ."""
         keeps = self.program.keeps
         assert keeps is not None
-        if self.repeated(End(SOME)) == self.repeated(End(SOME)):
+        steady = self.repeated(End(SOME)) == self.repeated(End(SOME))
+        if self.in_turns:
+            self.rest()
+        if steady:
             return []
         return [*sorted(keeps.unsteady), *keeps.strange()]
 
@@ -180,8 +183,9 @@ class Checks(Timing):
             for _ in range(steps // 2):
                 run()
             dtype, count = getattr(torch, self.dtype), len(self.offered)
-            self.batches = draw(self.workload, self.device, dtype, self.draws + RENEWED, count)
-            self.offered.refill(self.batches, input_families.refilled)
+            others = draw(self.workload, self.device, dtype, self.draws + RENEWED, count)
+            self.batches = self.offered.refill(others, input_families.refilled)
+            del others  # memory of that size is needed for the step
             for _ in range(steps - steps // 2 - 1):
                 run()
             self.offered.due += 1
