@@ -43,6 +43,7 @@ from optexp.support.tolerances import SMALL
 from optexp.workload import Workload
 
 TIES = 32  # noisy runs of a step with integers: of near ties in 12 bfloat16 argmaxes six runs missed 20, these none
+KEPT = 2**31  # bytes of the candidate's runs that are kept, to be judged again by wider yardsticks
 
 T = TypeVar("T")
 
@@ -59,6 +60,7 @@ class SetInfo:
     anew:              the seed gives other batches than the seed before
     others_learn:      gradients are for a caller who changes parameters
     smaller:           the last batch is as small as the last one of an epoch, which a program may refuse
+    keeps:             there is room for the candidate's runs of all steps
     """
 
     reference: str
@@ -71,6 +73,7 @@ class SetInfo:
     anew: bool
     others_learn: bool
     smaller: bool = False
+    keeps: bool = True
 
 
 class Judge:
@@ -133,7 +136,9 @@ class Judge:
     def info(self) -> SetInfo:
         """The set that was drawn last."""
         golden = self._guarded(self.inputs.golden, 0, {})
-        self.in_turns = PLANS[choose(self._sizes(golden), capacity(self.fp64.drawn_on), self.plan)].in_turns
+        sizes, room = self._sizes(golden), capacity(self.fp64.drawn_on)
+        self.in_turns = PLANS[choose(sizes, room, self.plan)].in_turns
+        runs = len(self.batches) * (sizes.result + 2 * sizes.state)  # with the state before and after each step
         self._give_back()
         arithmetic = self.inputs.arithmetic
         return SetInfo(
@@ -147,6 +152,7 @@ class Judge:
             anew=self.fp64.source.anew,
             others_learn=self.fp64.trains and self.fp64.program.optimizer is None,
             smaller=self.fp64.drawn.smaller,
+            keeps=not self.in_turns and runs <= min(KEPT, room / 16),
         )
 
     def _noisy_steps(self, golden: Observation) -> int:

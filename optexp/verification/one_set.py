@@ -1,4 +1,8 @@
-"""Gates on one set of inputs: yardsticks first, then every step of the candidate."""
+"""Gates on one set of inputs: yardsticks first, then every step of the candidate.
+
+Runs with noise and in other orders take most of a verification's time, and only widen limits. What passes without them
+passes with them. So they are made where the limits have to be known, or where a step did not pass without them.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ from functools import partial
 
 from optexp.equivalence.bits import AGAIN, REPEATS, SURE, promised
 from optexp.equivalence.input_families import FAMILIES, NORMAL, ONE_BY_ONE
+from optexp.equivalence.judge import SetInfo
 from optexp.errors import first_line
 from optexp.records.verification import Finding, broken
 from optexp.strategy import BITWISE
-from optexp.verification.trial import SPREAD_RUNS, NoYardstick, Trial, orders
+from optexp.verification.trial import SPREAD_RUNS, NoYardstick, Trial, decided, orders
 from optexp.workers.arm import Arm
 from optexp.workers.messages import Look
 from optexp.workers.reference import Reference
@@ -19,8 +24,12 @@ CHANCE = ("Crash", "Timeout", "OutOfMemoryError")  # failures that need not be d
 SAME_BATCHES = "the loader gives the same batches whatever the seed: they count as one set of inputs"
 
 
-def one_set(trial: Trial, seed: int, family: str) -> None:
-    """Gates on one set of inputs: yardsticks first, then every step of the candidate."""
+def one_set(trial: Trial, seed: int, family: str, disturbed: bool = False) -> None:
+    """Gates on one set of inputs.
+
+    Args:
+        disturbed: Runs with noise and in other orders are made in any case, as what the gates can see is asked next.
+    """
     verification, restart = trial.verification, family == ONE_BY_ONE
     info = trial.load(seed, family, trial.plan.steps)
     steps, smaller = info.steps, info.smaller
@@ -33,15 +42,10 @@ def one_set(trial: Trial, seed: int, family: str) -> None:
         exchange(trial, seed)
     if smaller and not taken(trial, lambda: trial.measure(Look(steps - 1))):
         steps, smaller = steps - 1, False
-    if not trial.in_turns:  # large tensors have no room for it, nor sums that one run is a lottery for
-        trial.measure(Look(0))  # what reassociated and noisy runs are held against
-        trial.measure_all(orders(trial.yardstick, info.reassociated_runs, range(steps), restart))
-    noisy = list(range(info.noisy_steps))
-    in_order = sorted(noisy, key=lambda noise: noise % steps) if restart else noisy
-    trial.measure_all(Look(noise % steps, restart or noise % steps == 0, noise + 1) for noise in in_order)
-    extra = range(0 if verification.repeats else (SPREAD_RUNS - 1) * steps)  # gradients have the noisy runs
-    trial.measure_all(Look(run % steps, restart or run % steps == 0, forward=True) for run in extra)
-    found = judged(trial, steps, smaller, restart)
+    found = None if disturbed or not trial.keeps else decided(lambda: judged(trial, steps, smaller, restart))
+    if found is None or not all(finding.ok for findings in found for finding in findings):
+        measure_disturbed(trial, info, steps, restart)
+        found = judged(trial, steps, smaller, restart)
     if family not in FAMILIES and not verification.parts_in and any(m.parted for each in found for m in each):
         verification.parts_in = where_they_part(trial)
     if trial.contract == BITWISE:
@@ -57,6 +61,21 @@ def one_set(trial: Trial, seed: int, family: str) -> None:
     name = NORMAL if restart else family
     verification.families += [name] if name not in verification.families else []
     verification.reference = info.reference
+
+
+def measure_disturbed(trial: Trial, info: SetInfo, steps: int, restart: bool) -> None:
+    """Widen the yardsticks by runs with a little noise, with sums in another order, and of what does not repeat.
+
+    restart: each step begins with the restored state; else only the first
+    """
+    if not trial.in_turns:  # large tensors have no room for it, nor sums that one run is a lottery for
+        trial.measure(Look(0))  # what reassociated and noisy runs are held against
+        trial.measure_all(orders(trial.yardstick, info.reassociated_runs, range(steps), restart))
+    noisy = list(range(info.noisy_steps))
+    in_order = sorted(noisy, key=lambda noise: noise % steps) if restart else noisy
+    trial.measure_all(Look(noise % steps, restart or noise % steps == 0, noise + 1) for noise in in_order)
+    extra = range(0 if trial.verification.repeats else (SPREAD_RUNS - 1) * steps)  # gradients have the noisy runs
+    trial.measure_all(Look(run % steps, restart or run % steps == 0, forward=True) for run in extra)
 
 
 def judged(trial: Trial, steps: int, smaller: bool, restart: bool) -> list[list[Finding]]:
@@ -88,7 +107,8 @@ def taken(trial: Trial, work: Callable[[], object]) -> bool:
     except Exception as reason:
         if getattr(reason, "type", "") in CHANCE:
             raise
-        trial.verification.notes.append(f"a batch as small as an epoch's last is not checked: {first_line(reason)}")
+        note = f"a batch as small as an epoch's last is not checked: {first_line(reason)}"
+        trial.verification.notes += [note] if note not in trial.verification.notes else []
         return False
     return True
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from optexp.equivalence.bits import Bits
 from optexp.equivalence.input_families import NORMAL, ONE_BY_ONE
 from optexp.equivalence.judge import SetInfo
-from optexp.errors import Failure, Unshared
+from optexp.errors import Failure, NoReference, Unshared
 from optexp.records.verification import Finding, Verification
 from optexp.strategy import Contract
 from optexp.workers.arm import Arm
@@ -17,6 +18,8 @@ from optexp.workers.messages import Look
 from optexp.workers.peer import Peer
 from optexp.workers.reference import Reference
 from optexp.workers.transfer import Transfer
+
+T = TypeVar("T")
 
 SIDE_BY_SIDE = 2**28  # bytes of a run's tensors: with more of them, the baseline and the reference take turns
 SPREAD_RUNS = 5  # yardstick runs of a baseline that does not repeat itself
@@ -58,6 +61,8 @@ class Trial:
     in_turns: as the plan has it, or the reference, which knows the sizes of results
     holder:   where arms take turns, the one that has batches, and which of those drawn
     others_learn: gradients are for somebody else, who changes parameters
+    keeps:    the candidate's runs of a set are kept, by step
+    kept:     steps of this set that the candidate has run
     """
 
     reference: Client[Reference]
@@ -72,6 +77,8 @@ class Trial:
     holder: tuple[Client[Arm], tuple[int, ...]] | None = None
     family: str = NORMAL
     others_learn: bool = False
+    keeps: bool = False
+    kept: set[int] = field(default_factory=set)
 
     def passed(self) -> bool:
         return all(finding.ok for finding in self.findings)
@@ -83,7 +90,7 @@ class Trial:
             self.rest(*arms)
         self.reference.call(Reference.draw, seed=seed, count=count, family=family)
         info = self.reference.call(Reference.info)
-        self.others_learn = info.others_learn
+        self.others_learn, self.keeps, self.kept = info.others_learn, info.keeps, set()
         if info.in_turns and not self.in_turns:
             self.in_turns = True
             self.rest(*arms)
@@ -128,9 +135,16 @@ class Trial:
             self.reference.call(Reference.yardstick, step=look.step)
 
     def judge(self, look: Look) -> list[Finding]:
-        """Findings of the gates on a run of the candidate."""
+        """Findings of the gates on a run of the candidate: on the one that was kept, where there is one.
+
+        What was wrong once may be right the next time, so no other run takes its place.
+        """
+        if look.step in self.kept and not look.repeating:
+            return self.reference.call(Reference.judge_again, step=look.step)
         self.observe(self.candidate, look)
-        return self.reference.call(Reference.judge, step=look.step)
+        keep = self.keeps and not look.repeating
+        self.kept |= {look.step} if keep else set()
+        return self.reference.call(Reference.judge, step=look.step, keep=keep)
 
     def add(self, findings: Sequence[Finding], seed: int, step: int, family: str) -> None:
         """Keep findings, with the inputs that they are about."""
@@ -205,6 +219,16 @@ def convey(transfer: Transfer, sender: Client[Peer], *receivers: Client[Peer]) -
 def expect(transfer: Transfer, *receivers: Client[Peer]) -> None:
     for receiver in receivers:
         receiver.call(Peer.expect, transfer=transfer)
+
+
+def decided(judged: Callable[[], T]) -> T | None:
+    """What is judged; None where the gates cannot decide by the runs of the baseline that there are."""
+    try:
+        return judged()
+    except Failure as reason:
+        if reason.type != NoReference.__name__:
+            raise
+        return None
 
 
 class NoYardstick(Failure):

@@ -37,9 +37,10 @@ def verify(
     trial = Trial(reference, yardstick, candidate, plan, contract, verification, in_turns=plan.in_turns)
     sets = plan.sets
     for position, (seed, family) in enumerate(sets):
+        last_normal = position == len(plan.seeds) - 1
         on_progress(f"fresh input set {position + 1} of {len(sets)}" + (f": {family}" if family in FAMILIES else ""))
         try:
-            one_set(trial, seed, family)
+            one_set(trial, seed, family, disturbed=last_normal)
         except Exception as error:
             kind = getattr(error, "type", type(error).__name__)
             by_candidate = getattr(error, "worker", None) == trial.candidate.name
@@ -53,7 +54,7 @@ def verify(
             continue
         if not trial.passed():
             break
-        if position == len(plan.seeds) - 1 and plan.power:
+        if last_normal and plan.power:
             power(trial)
     for check in checks():
         if trial.passed() and check.applies(plan, contract):

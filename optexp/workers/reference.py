@@ -9,6 +9,7 @@ import torch
 
 from optexp.equivalence.judge import Judge, SetInfo
 from optexp.equivalence.mutants import Tried
+from optexp.equivalence.observation import Observation
 from optexp.equivalence.parting import Passed
 from optexp.program.offered import Offered
 from optexp.records.verification import Distribution, Finding
@@ -36,6 +37,7 @@ class Reference(Peer):
             spec.workload, spec.torch_device, spec.torch_dtype, spec.seed, spec.contract, spec.generic, spec.plan
         )
         self.draws = spec.seed if spec.draws is None else spec.draws
+        self.kept: dict[int, Observation] = {}  # of the candidate, by step, for other yardsticks
         if not spec.dropout:
             self.judgement.silence()
         give_back(self.device)
@@ -56,10 +58,11 @@ class Reference(Peer):
 
     def recall(self) -> None:
         """The batch of a replayed step takes the place of drawn ones."""
+        self.kept = {}
         self.judgement.recall(self.inbox.contents)
 
-    def judge_timed(self, step: int) -> list[Finding]:
-        return self.judgement.judge_timed(step, self.inbox.contents)
+    def judge_timed(self, step: int, again: bool = False) -> list[Finding]:
+        return self.judgement.judge_timed(step, self.kept[step] if again else self.inbox.contents)
 
     def silence(self) -> None:
         self.judgement.silence()
@@ -69,12 +72,14 @@ class Reference(Peer):
 
     def rest(self) -> None:
         """Give back what is not needed until it is set up again."""
+        self.kept = {}
         self.inbox.clear()
         if self.outbox is not None:
             self.outbox.empty()
         self.judgement.rest()
 
     def draw(self, seed: int, count: int, family: str) -> None:
+        self.kept = {}
         self.inbox.clear()
         self.judgement.draw(seed, count, family)
 
@@ -101,8 +106,18 @@ class Reference(Peer):
     def yardstick(self, step: int) -> None:
         self.judgement.yardstick(step, self.inbox.contents)
 
-    def judge(self, step: int) -> list[Finding]:
+    def judge(self, step: int, keep: bool = False) -> list[Finding]:
+        """Findings about the candidate's run that was conveyed last.
+
+        keep: It may be judged again, once the yardsticks are others.
+        """
+        if keep:
+            self.kept[step] = self.inbox.contents
         return self.judgement.judge(step, self.inbox.contents)
+
+    def judge_again(self, step: int) -> list[Finding]:
+        """Findings about the run that was kept, by the yardsticks of now."""
+        return self.judgement.judge(step, self.kept[step])
 
     def info(self) -> SetInfo:
         return self.judgement.info()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from optexp.errors import NoReference
 from optexp.program import Program, clear_gradients
 from optexp.result import finite
 from optexp.strategy import BITWISE, REASSOCIATES, precision
+from optexp.verification import one_set
 from optexp.workloads.mlp import Mlp
 
 CPU = torch.device("cpu")
@@ -719,6 +721,36 @@ def test_every_seed_gets_new_inputs_and_failures_say_which(check):
     assert verification.seeds == [40, 41]
     assert verification.worst.seed == 41
     assert not torch.equal(*calls[-2:])  # the first is the arm's own
+
+
+@pytest.mark.parametrize("at", [2, 3])
+def test_a_step_that_was_wrong_once_is_judged_by_that_run(check, at):
+    """A step that fails by narrow limits is judged again by wider ones: by the results that failed, not by others."""
+    calls = count(1)
+
+    def wrong_once(inner, program, batch):
+        outputs, off = inner(program, batch), float(next(calls) == at)
+        return {name: value + off for name, value in outputs.items()}
+
+    assert not check(mlp("forward"), with_step(wrong_once), seeds=3).ok
+
+
+def test_runs_that_only_widen_limits_are_made_where_a_step_did_not_pass_without_them(check, net, monkeypatch):
+    made, plain = [], one_set.measure_disturbed
+
+    def counted(*args):
+        made.append(args)
+        plain(*args)
+
+    monkeypatch.setattr(one_set, "measure_disturbed", counted)
+    assert check(net(mode="forward_backward"), HONEST["eager"], seeds=4).ok
+    assert len(made) == 1  # of the last set, whose mutants tell what the gates can see
+    assert not check(
+        net(mode="forward_backward"),
+        with_linear(lambda layer, x: 1.01 * F.linear(x, layer.weight, layer.bias)),
+        seeds=4,
+    ).ok
+    assert len(made) == 2
 
 
 def test_forward_only_needs_no_noisy_steps_unless_outputs_are_few(net):

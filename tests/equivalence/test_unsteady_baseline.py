@@ -26,8 +26,8 @@ class Scripted:
     def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.calls.append(method.__name__)
         if method is Reference.info:
-            return SimpleNamespace(noisy_steps=0, reassociated_runs=0)
-        if method is Reference.judge:
+            return SimpleNamespace(noisy_steps=0, reassociated_runs=0, keeps=True)
+        if method in (Reference.judge, Reference.judge_again):
             return self.judgements.pop(0) if self.judgements else []
         return None
 
@@ -39,12 +39,20 @@ def judged(reference: Scripted, steady: bool, monkeypatch: pytest.MonkeyPatch) -
 
 def test_one_that_fails_beside_itself_is_no_yardstick(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NoYardstick, match="does not pass beside itself") as caught:
-        judged(Scripted([WRONG], [], [WRONG]), False, monkeypatch)
+        judged(Scripted([WRONG], [WRONG], [], [WRONG]), False, monkeypatch)
     assert caught.value.type == "NoReference"
 
 
 @pytest.mark.parametrize("steady", [True, False])
 def test_one_that_passes_beside_itself_blames_the_candidate(steady: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    reference = Scripted([WRONG])
+    reference = Scripted([WRONG], [WRONG])
     assert judged(reference, steady, monkeypatch) == [WRONG]
-    assert reference.calls.count("judge") == (1 if steady else 7)
+    assert reference.calls.count("judge_again") == 1
+    assert reference.calls.count("judge") == (1 if steady else 6)
+
+
+def test_a_candidate_that_passes_needs_no_further_runs_of_the_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = Scripted()
+    assert judged(reference, True, monkeypatch) == []
+    assert reference.calls.count("yardstick") == reference.calls.count("judge") == 1
+    assert "judge_again" not in reference.calls
