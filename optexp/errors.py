@@ -6,6 +6,7 @@
     │   └── Uncapturable   part of the work cannot be recorded in a CUDA graph
     ├── NoReference        equivalence cannot be decided: UNVERIFIED
     ├── Distrusted         a measurement cannot be believed: INVALID
+    ├── Hopeless           a search's first look shows a stack to be slower: INCONCLUSIVE, and not verified
     ├── Failure            a worker process crashed, hung, ran out of memory or raised: ERROR, or see `Failure.type`
     ├── OtherProgram       a torch.fx graph would be another program; becomes Unsupported
     ├── NotCovered         code cannot be listed without its module; repro.py then carries the module
@@ -45,6 +46,10 @@ class NoReference(Exception):
 
 class Distrusted(Exception):
     """Nothing that was measured can be believed; the message says why. The comparison ends INVALID."""
+
+
+class Hopeless(Exception):
+    """A search's first look shows that a stack is slower than what it has to beat, so that it is not verified."""
 
 
 class OtherProgram(Exception):

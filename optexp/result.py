@@ -123,6 +123,7 @@ class Result:
     draws:       key of the inputs' seeds
     seconds:     of each phase
     by_itself:   where a sweep changed the verdict or measured again
+    first_look:  speedup that a search's first look showed, where that ended the comparison
     trials:      comparisons of a mode that makes several
     ablation:    of mode=ablate
     search:      of mode=auto
@@ -157,6 +158,7 @@ class Result:
     fingerprint: str = ""
     error: Problem | None = None
     by_itself: ByItself | None = None
+    first_look: float | None = None
     trials: list[Trial] = field(default_factory=list)
     ablation: Ablation | None = None
     search: Search | None = None

@@ -20,6 +20,7 @@ ENDINGS = {  # by the class of the exception that ended a comparison; any other 
     "Unsupported": Verdict.UNSUPPORTED,
     "NoReference": Verdict.UNVERIFIED,
     "Distrusted": Verdict.INVALID,
+    "Hopeless": Verdict.INCONCLUSIVE,
     FORGED: Verdict.INVALID,
     SPENT: Verdict.INCONCLUSIVE,
     UNTIMED: Verdict.INVALID,
@@ -61,7 +62,7 @@ class Exhausted:
             min_gain: A share; smaller gains were not looked for.
         """
         last = {trial.change: trial for trial in trials}.values()
-        undecided = (t.gain for t in last if t.verdict is Verdict.INCONCLUSIVE)
+        undecided = (t.gain for t in last if t.verdict is Verdict.INCONCLUSIVE and t.looked is None)
         gains = any(gain is None or (gain.high is None or gain.high >= 1 + min_gain) for gain in undecided)
         return cls([trial.verdict for trial in last], gains)
 

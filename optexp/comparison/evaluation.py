@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from optexp.comparison import distrust
+from optexp.comparison import distrust, first_look
 from optexp.comparison.adjudicate import Examined
 from optexp.comparison.case import Case, StepTraits
 from optexp.comparison.compiler_evidence import logged
 from optexp.comparison.physics import find_work
-from optexp.comparison.profiles import Profile, advised, ceilings, checked, profile
+from optexp.comparison.profiles import Profile, advised, ceilings, checked, profile, show_where_time_goes
 from optexp.comparison.referee import Referee
 from optexp.comparison.session import Session, alongside
 from optexp.equivalence.perturbation import told
-from optexp.errors import ConfigError
+from optexp.errors import ConfigError, Hopeless
 from optexp.profiling.piled import piled_up, tells, work
 from optexp.records.profile import Bottleneck, Check
 from optexp.records.verification import Verification
@@ -98,6 +98,8 @@ def examine(
     case = replace(case, steps=replace(steps, own=steps.own or setup.own_step), rebuilt=setup.rebuilt)
     if name == "candidate":
         announce(case, started)
+        if session.looks:
+            refuse_slower(case, started)
     referee = Referee(case)
     verification = referee.verify(started.judged, started.judge, started.arms[started.bare])
     verification.varied = told(setup.varied)
@@ -153,6 +155,27 @@ def announce(case: Case, started: Started) -> None:
         session.patch = bare.call(Arm.patch, packed=case.specs()[case.name].pack(), notes=setups[case.name].notes)
     slower_s = max(setups[started.bare].setup_s, setups[case.name].setup_s)
     session.forecast(bare, setups[started.bare], slower_s, case.plan().steps)
+
+
+def refuse_slower(case: Case, started: Started) -> None:
+    """End the trial of a stack that is clearly slower; its profile tells a search what limits it.
+
+    Raises:
+        Hopeless: The stack is slower.
+    """
+    session, (bare, arm) = case.session, started.pair
+    with session.working("measurement", "a first look at the candidate's time"):
+        looked = first_look.speedup(bare, arm, case.steps.step_s, session.known_baseline)
+    rest(session, bare, arm)
+    if looked >= first_look.LEAST:
+        return
+    session.result.first_look = round(looked, 3)
+    with session.working("profile", "tracing a few steady steps of the candidate"):
+        before, stacked = profiles(case, started)
+        bottlenecks = advised(arm, stacked, case.stack)
+        checks = checked(arm, stacked, bottlenecks, case.stack)
+    show_where_time_goes(session, {"baseline": before, "candidate": stacked}, bottlenecks, checks)
+    raise Hopeless(first_look.told(looked))
 
 
 def profiles(case: Case, started: Started) -> tuple[Profile, Profile]:

@@ -82,6 +82,8 @@ class Goal:
             final: No longer trial follows.
         """
         gain = trial.gain
+        if trial.looked is not None:
+            return Judgement(False, f"rejected: {trial.reason}")
         if not trial.verdict.measured or gain is None:
             return Judgement(False, f"cut: {trial.reason}")
         if self.memory_limit_mib is not None:

@@ -171,6 +171,8 @@ class Bench:
 
     def _trial(self, proposal: Proposal, against: Sequence[Strategy], settings: MeasurementSettings) -> Trial:
         kept, full = self.rounds > 1, settings is self.settings
+        longer = full and self.brief is not None
+        known = not against or self.known is not None  # a first look needs the baseline's time
         until_s = self.begin_s + self.session.experiment.auto.budget_s - (self.last_s() if kept else 0.0)
         trial, result = self.trials.compare(
             proposal.stack,
@@ -179,12 +181,13 @@ class Bench:
             details=False,
             known_baseline=self.known,
             until_s=until_s,
-            longer=full and self.brief is not None,
+            longer=longer,
+            looks=self.session.experiment.auto.objective == "time" and known and not longer,
         )
         self.limits[proposal.change] = result.profile.bottlenecks
         if result.error is not None and result.error.type == SPENT:
             trial = replace(trial, reason=f"auto.budget was spent{' but for the last measurement' if kept else ''}")
-        elif trial.verdict.measured:
+        elif trial.verdict.measured and trial.looked is None:
             self.verified.add(tuple(Composed(proposal.stack).labels))
             self.full_s = max(self.full_s, trial.seconds if full else 0.0)
             self.brief_s = max(self.brief_s, 0.0 if full else trial.seconds)
@@ -196,7 +199,7 @@ def _nothing() -> None:
 
 
 def brief(settings: MeasurementSettings) -> MeasurementSettings | None:
-    """Settings of a first look, at most those of the quick preset; None where `settings` ask for no more."""
+    """Settings of a brief trial, at most those of the quick preset; None where `settings` ask for no more."""
     short = replace(
         settings,
         preset="quick",

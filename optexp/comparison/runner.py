@@ -20,7 +20,7 @@ from optexp.comparison.known_baseline import KnownBaseline
 from optexp.comparison.recorder import Recorder, not_built, silent
 from optexp.comparison.session import Session
 from optexp.config import Experiment, resolve, search_path
-from optexp.errors import ConfigError, Distrusted, Failure, NoReference, Unsupported
+from optexp.errors import ConfigError, Distrusted, Failure, Hopeless, NoReference, Unsupported
 from optexp.measurement.machine_load import MachineLoad
 from optexp.records import filenames
 from optexp.records.folder import full, refusal, tolerating
@@ -81,17 +81,20 @@ def run_beside(
     progress: Progress,
     known_baseline: KnownBaseline | None = None,
     until_s: float = float("inf"),
+    looks: bool = False,
 ) -> Result:
     """One comparison of a job that makes several, on the device that the job holds; the job shows it with all others.
 
     Args:
         known_baseline: That an earlier comparison of the job verified.
         until_s: Time of `time.monotonic` at which it is cut.
+        looks: A first look decides whether the stack is verified (see `optexp.comparison.first_look`).
     """
     output.mkdir(parents=True, exist_ok=True)
     (output / filenames.RESULT).unlink(missing_ok=True)
     session = Session(experiment, job.device, output, Stopwatch(), progress)
     session.work, session.known_baseline, session.pool.until_s = job.work, known_baseline, until_s
+    session.looks = looks
     parent = job.result.environment.get("mlflow_run")
     with Recorder(session, silent, parent) as recorder:
         perform(session, recorder)
@@ -143,7 +146,7 @@ def problem(error: Exception) -> Problem:
         return Problem(type(error).__name__, sentence)
     if isinstance(error, Failure):
         return Problem(error.type, error.message, error.traceback, error.worker)
-    if isinstance(error, (Unsupported, ConfigError, NoReference, Distrusted)):
+    if isinstance(error, (Unsupported, ConfigError, NoReference, Distrusted, Hopeless)):
         kind = "Unsupported" if isinstance(error, Unsupported) else type(error).__name__
         return Problem(kind, str(error))
     raised = describe(error)

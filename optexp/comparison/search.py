@@ -201,9 +201,10 @@ class _Loop:
 def falls_short(trial: Trial) -> bool:
     """Whether the measured speedup is far below the predicted one: GEMMs in half the time gain nothing while the host
     needs as long as before to launch them."""
-    if trial.gain is None or trial.predicted is None or not trial.verdict.measured:
+    gained = trial.gain.estimate if trial.gain else trial.looked
+    if gained is None or trial.predicted is None or not trial.verdict.measured:
         return False
-    return trial.predicted >= SHORT * trial.gain.estimate
+    return trial.predicted >= SHORT * gained
 
 
 def beyond(trial: Trial) -> str:

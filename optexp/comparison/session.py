@@ -61,6 +61,7 @@ class Session:
     patch:          of the user's file; None until the arms are set up
     work:           of the bare program's step; None until its arm has found it
     known_baseline: verified by an earlier comparison of the same job; None where there is none
+    looks:          a first look decides whether the candidate is verified
     """
 
     experiment: Experiment
@@ -76,6 +77,7 @@ class Session:
     patch: Patch | None = None
     work: StepWork | None = None
     known_baseline: KnownBaseline | None = None
+    looks: bool = False
 
     def __post_init__(self) -> None:
         e = self.experiment

@@ -44,6 +44,7 @@ class Trials:
         known_baseline: KnownBaseline | None = None,
         until_s: float = float("inf"),
         longer: bool = False,
+        looks: bool = False,
     ) -> tuple[Trial, Result]:
         """Verify and measure `stack` against another.
 
@@ -52,6 +53,7 @@ class Trials:
             known_baseline: Of `against`, where an earlier comparison of the job verified it.
             until_s: Time of `time.monotonic` at which the trial is cut.
             longer: The same stack was measured briefly before.
+            looks: A first look decides whether the stack is verified.
         """
         session, number = self.session, self.count + 1
         self.count = number
@@ -69,7 +71,7 @@ class Trials:
         progress = Within(session.progress, f"trial {number}", called)
         begin = time.monotonic()
         with session.working("trials", f"{number}: {progress.stack}"):
-            result = runner.run_beside(session, experiment, folder, progress, known_baseline, until_s)
+            result = runner.run_beside(session, experiment, folder, progress, known_baseline, until_s, looks)
         seconds = round(time.monotonic() - begin, 1)
         return replace(of_result(result, number), folder=f"{filenames.TRIALS}/{number}", seconds=seconds), result
 
@@ -77,17 +79,19 @@ class Trials:
 def of_result(result: Result, number: int) -> Trial:
     """The trial of a record."""
     against = result.config.get("baseline") or "baseline"
+    shows = result.verdict.measured and result.first_look is None
     return Trial(
         number,
         stack=list(result.strategy),
         against=[] if against == "baseline" else str(against).split("+"),
         verdict=result.verdict,
-        reason="" if result.verdict.measured else result.headline.removeprefix(result.verdict).lstrip(": "),
+        reason="" if shows else result.headline.removeprefix(result.verdict).lstrip(": "),
         gain=gain(result.speedup),
         candidate=figures(result.candidate),
         baseline=figures(result.baseline),
         p_value=result.measurement.p_value if result.measurement else None,
         preset=str(result.config.get("measurement", "")),
+        looked=result.first_look,
     )
 
 

@@ -34,6 +34,7 @@ class Trial:
     stack, against: labels of the candidate and of what it was compared with; empty: the plain program
     reason:         of a verdict without a speedup
     gain:           None where none was measured
+    looked:         speedup that a first look showed, where that ended the comparison
     preset:         of the measurement
     folder:         relative to the job's; empty where no process was started
     change:         label of what a search changed
@@ -60,6 +61,7 @@ class Trial:
     why: str = ""
     outcome: str = ""
     kept: bool = False
+    looked: float | None = None
 
     @property
     def label(self) -> str:

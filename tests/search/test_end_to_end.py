@@ -167,6 +167,26 @@ def test_a_wrong_result_is_cut_with_its_reason(command_line: Callable[..., int])
 
 
 @pytest.mark.usefixtures("net")
+def test_what_is_clearly_slower_is_not_verified(
+    command_line: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    slower = ["workload.target=net.py:Fast", "strategy=replace", "strategy.replace.target=net.py:Slow"]
+    assert command_line(*QUICK, "mode=auto", *slower, "auto.among=[]", "tracking.enabled=false") == 0
+    found = record()
+    assert found.headline == "SAME: the search kept nothing: 1 change tried, and nothing gained"
+    (trial,) = found.trials
+    assert trial.looked is not None
+    assert trial.looked < 0.9
+    assert trial.gain is None
+    assert trial.outcome == f"rejected: {trial.looked:.3g}× in a first look at its time, and therefore not verified"
+    beside = Result.read(Path("out/trials/1/result.json"))
+    assert beside.equivalence is None
+    assert "verification" not in beside.seconds
+    assert adjudicate(facts_of(beside)) == Decision(beside.verdict, trial.reason)
+    assert "in a first look" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.usefixtures("net")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -26,6 +26,7 @@ class Fake:
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
     memory: Mapping[str, float] = field(default_factory=dict)
     companions: Mapping[str, str] = field(default_factory=dict)
+    looked: Mapping[str, float] = field(default_factory=dict)
     brief: bool = False
     each_s: float = 1.0
     takes_s: float = 0.0
@@ -50,7 +51,8 @@ class Fake:
         verdict = self.verdicts.get(proposal.change)
         if verdict is None:
             verdict = Verdict.FASTER if gain - width > 1.01 else Verdict.INCONCLUSIVE
-        shown = Gain(gain, gain - width, gain + width) if verdict.measured else None
+        looked = self.looked.get(proposal.change)
+        shown = Gain(gain, gain - width, gain + width) if verdict.measured and looked is None else None
         peak = prod(self.memory.get(name, 1.0) for name in before) * 100
         return Trial(
             len(self.asked),
@@ -63,6 +65,7 @@ class Fake:
             baseline=Figures(100, peak),
             change=proposal.change,
             predicted=proposal.bound,
+            looked=looked,
         )
 
     def companion(self, proposal: Proposal) -> Proposal | None:
@@ -270,6 +273,15 @@ def test_a_change_that_falls_short_is_tried_with_a_remedy_for_what_limits_it() -
     result = found(fake)
     assert names(result) == ["amp", "cuda_graph"]
     assert [t.change for t in result.trials if t.kept] == ["amp+cuda_graph"]
+
+
+def test_what_a_first_look_shows_to_be_slower_is_rejected_and_tried_with_a_remedy() -> None:
+    fake = Fake({"amp": 0.8, "cuda_graph": 1.05, "amp+cuda_graph": 4.0}, {"amp": 6.0, "cuda_graph": 1.1})
+    fake.companions, fake.looked = {"amp": "cuda_graph"}, {"amp": 0.8}
+    result = found(fake)
+    assert fake.asked[:2] == [("quick", "amp"), ("quick", "amp+cuda_graph")], "none is measured for longer"
+    assert result.trials[0].outcome == "rejected: the reason"
+    assert names(result) == ["amp", "cuda_graph"]
 
 
 def test_a_change_that_gains_what_was_predicted_has_no_companion() -> None:
