@@ -13,7 +13,7 @@ from optexp.errors import Failure
 from optexp.records.verification import Finding, GateResult, Verification
 from optexp.verification import first_step
 from optexp.verification.outcome import failure
-from optexp.verification.recheck import judge_replay
+from optexp.verification.replay import Replay
 from optexp.verification.trial import NoYardstick
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
@@ -79,16 +79,8 @@ def _judge_at(
     def failures(arm: Client[Arm]) -> list[Finding]:
         if case.session.in_turns:
             reference.call(Reference.rest)
-        judged = judge_replay(
-            reference,
-            yardstick,
-            arm,
-            End(steps),
-            timed=False,
-            in_turns=case.session.in_turns,
-            renewed=renewed,
-            steady=found.repeats,
-        )
+        replay = Replay(reference, yardstick, End(steps), in_turns=case.session.in_turns, renewed=renewed)
+        judged = replay.judged(arm, steady=found.repeats)
         return [replace(finding, step=steps) for finding in judged if not finding.ok]
 
     try:

@@ -12,15 +12,11 @@ from dataclasses import dataclass, field, replace
 
 from optexp.equivalence import step_digest
 from optexp.equivalence.effects import title
-from optexp.equivalence.input_families import NORMAL
-from optexp.equivalence.judge import SetInfo
 from optexp.equivalence.missed import SHARE, End, miss_rate
-from optexp.equivalence.trajectory import TIMED
 from optexp.records.verification import Finding, Recheck, broken
-from optexp.verification.trial import SPREAD_RUNS, NoYardstick, convey, decided, deliver, orders, take_yardsticks
+from optexp.verification.replay import Replay
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
-from optexp.workers.messages import Look
 from optexp.workers.peer import Peer
 from optexp.workers.reference import Reference
 
@@ -61,7 +57,7 @@ def recheck(
             )
         if in_turns:
             candidate.call(Arm.rest)
-        findings += judge_replay(reference, yardstick, candidate, ends[0], repeats, in_turns, steady=steady)
+        findings += Replay(reference, yardstick, ends[0], repeats, in_turns).judged(candidate, steady)
     found = Recheck(
         steps=ends[0].steps,
         ends=[end.steps for end in ends],
@@ -136,65 +132,3 @@ class Repetitions:
             self.rest()
         self.holding = arm
         return arm.call(Arm.repeated, end=end, noise=noise)
-
-
-def judge_replay(
-    reference: Client[Reference],
-    yardstick: Client[Arm],
-    candidate: Client[Arm],
-    end: End,
-    timed: bool,
-    in_turns: bool = False,
-    renewed: bool = False,
-    steady: bool = True,
-) -> list[Finding]:
-    """Findings of the gates about the last step of a block that is replayed in both arms.
-
-    timed:   the results that the block itself returned are judged, too; their step started from the same state
-    renewed: halfway the batches get other values
-    steady:  the baseline repeats itself; one that does not has to pass beside itself before a candidate is blamed
-
-    Raises:
-        NoYardstick: The baseline does not pass either.
-    """
-
-    def replay(arm: Client[Arm], timed: bool) -> None:
-        convey(arm.call(Arm.replay, end=end, timed=timed, renewed=renewed), arm, reference)
-        if in_turns:
-            arm.call(Arm.rest)
-
-    def judged(arm: Client[Arm], timed: bool, keep: bool = False) -> list[Finding]:
-        replay(arm, timed)
-        found = reference.call(Reference.judge, step=TIMED, keep=keep)
-        return [*found, *reference.call(Reference.judge_timed, step=TIMED)] if timed else found
-
-    def judged_again() -> list[Finding]:
-        found = reference.call(Reference.judge_again, step=TIMED)
-        return [*found, *reference.call(Reference.judge_timed, step=TIMED, again=True)] if timed else found
-
-    replay(yardstick, timed=False)
-    reference.call(Reference.recall)
-    reference.call(Reference.yardstick, step=TIMED)
-    info = reference.call(Reference.info)
-    if info.keeps:
-        at_once = decided(lambda: judged(candidate, timed, keep=True))
-        if at_once is not None and all(finding.ok for finding in at_once):
-            return at_once  # further runs of the baseline only widen limits
-    _add_disturbed_runs(reference, yardstick, info, in_turns)
-    findings = judged_again() if info.keeps else judged(candidate, timed)
-    if not steady and not all(finding.ok for finding in findings):
-        for _ in range(SPREAD_RUNS):
-            if wrong := [finding for finding in judged(yardstick, timed=False) if not finding.ok]:
-                raise NoYardstick(wrong[0])
-    return findings
-
-
-def _add_disturbed_runs(reference: Client[Reference], yardstick: Client[Arm], info: SetInfo, in_turns: bool) -> None:
-    """Widen the yardstick by runs of the baseline with a little noise, and with sums in another order."""
-    noisy, reassociated = info.noisy_steps, 0 if in_turns else info.reassociated_runs
-    if noisy or reassociated:
-        deliver(reference, [yardstick], range(1), NORMAL)
-    take_yardsticks((Look(TIMED, noise=noise + 1) for noise in range(noisy)), yardstick, reference)
-    take_yardsticks(orders(yardstick, reassociated, [TIMED]), yardstick, reference)
-    if in_turns:
-        yardstick.call(Arm.rest)

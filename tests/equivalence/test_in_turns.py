@@ -24,7 +24,7 @@ from optexp.strategy import REASSOCIATES, Counters, Evidence, Notes, Stage, Stra
 from optexp.support.memory_plan import LEAST, PLANS, WIDE, Sizes
 from optexp.trace import Trace
 from optexp.verification.first_step import check_first_step
-from optexp.verification.recheck import judge_replay
+from optexp.verification.replay import Replay
 from optexp.verification.trial import Plan
 from optexp.verification.verify import verify
 from optexp.workers.arm import Arm
@@ -178,7 +178,7 @@ def look_again(reference: InProcess[Reference], yardstick: InProcess[Arm], candi
     assert check_first_step(yardstick, candidate, in_turns=True)[0] == []
     for renewed in (False, True):
         reference.call(Reference.rest)
-        judged = judge_replay(reference, yardstick, candidate, End(5), timed=False, in_turns=True, renewed=renewed)
+        judged = Replay(reference, yardstick, End(5), in_turns=True, renewed=renewed).judged(candidate)
         assert all(finding.ok for finding in judged)
 
 

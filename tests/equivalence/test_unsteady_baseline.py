@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from optexp.equivalence.missed import End
 from optexp.records.verification import Finding, broken
-from optexp.verification import recheck
+from optexp.verification import replay
 from optexp.verification.trial import NoYardstick
 from optexp.workers.reference import Reference
 
@@ -33,8 +33,8 @@ class Scripted:
 
 
 def judged(reference: Scripted, steady: bool, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
-    monkeypatch.setattr(recheck, "convey", lambda *_: None)
-    return recheck.judge_replay(reference, Scripted(), Scripted(), End(3), False, steady=steady)
+    monkeypatch.setattr(replay, "convey", lambda *_: None)
+    return replay.Replay(cast(Any, reference), cast(Any, Scripted()), End(3)).judged(cast(Any, Scripted()), steady)
 
 
 def test_one_that_fails_beside_itself_is_no_yardstick(monkeypatch: pytest.MonkeyPatch) -> None:

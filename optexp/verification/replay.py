@@ -1,0 +1,97 @@
+"""The last step of a block, replayed in both arms from the restored state, and judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from optexp.equivalence.input_families import NORMAL
+from optexp.equivalence.judge import SetInfo
+from optexp.equivalence.missed import End
+from optexp.equivalence.trajectory import TIMED
+from optexp.records.verification import Finding
+from optexp.verification.trial import SPREAD_RUNS, NoYardstick, convey, decided, deliver, orders, take_yardsticks
+from optexp.workers.arm import Arm
+from optexp.workers.client import Client
+from optexp.workers.messages import Look
+from optexp.workers.reference import Reference
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One step, and how it is replayed.
+
+    end:      of the block
+    timed:    the results that the block itself returned are judged, too; their step started from the same state
+    in_turns: only the arm that takes a step holds batches and results
+    renewed:  halfway the batches get other values
+    """
+
+    reference: Client[Reference]
+    yardstick: Client[Arm]
+    end: End
+    timed: bool = False
+    in_turns: bool = False
+    renewed: bool = False
+
+    def judged(self, candidate: Client[Arm], steady: bool = True) -> list[Finding]:
+        """Findings of the gates about the candidate's step.
+
+        steady: the baseline repeats itself; one that does not has to pass beside itself before a candidate is blamed
+
+        Raises:
+            NoYardstick: The baseline does not pass either.
+        """
+        findings = self._judged(candidate)
+        if not steady and not all(finding.ok for finding in findings):
+            self._judge_the_baseline()
+        return findings
+
+    def _judged(self, candidate: Client[Arm]) -> list[Finding]:
+        """Further runs of the baseline only widen limits: they are made where the step does not pass without them."""
+        reference = self.reference
+        self._convey(self.yardstick)
+        reference.call(Reference.recall)
+        reference.call(Reference.yardstick, step=TIMED)
+        info = reference.call(Reference.info)
+        if not info.keeps:
+            self._disturb(info)
+            self._convey(candidate, self.timed)
+            return self._findings()
+        self._convey(candidate, self.timed)
+        at_once = decided(lambda: self._findings(keep=True))
+        if at_once is not None and all(finding.ok for finding in at_once):
+            return at_once
+        self._disturb(info)
+        return self._findings_again()
+
+    def _convey(self, arm: Client[Arm], timed: bool = False) -> None:
+        """The arm's step to the reference."""
+        convey(arm.call(Arm.replay, end=self.end, timed=timed, renewed=self.renewed), arm, self.reference)
+        if self.in_turns:
+            arm.call(Arm.rest)
+
+    def _findings(self, keep: bool = False) -> list[Finding]:
+        found = self.reference.call(Reference.judge, step=TIMED, keep=keep)
+        return [*found, *self.reference.call(Reference.judge_timed, step=TIMED)] if self.timed else found
+
+    def _findings_again(self) -> list[Finding]:
+        found = self.reference.call(Reference.judge_again, step=TIMED)
+        return [*found, *self.reference.call(Reference.judge_timed, step=TIMED, again=True)] if self.timed else found
+
+    def _disturb(self, info: SetInfo) -> None:
+        """Widen the yardstick by runs of the baseline with a little noise, and with sums in another order."""
+        reference, yardstick = self.reference, self.yardstick
+        noisy, reassociated = info.noisy_steps, 0 if self.in_turns else info.reassociated_runs
+        if noisy or reassociated:
+            deliver(reference, [yardstick], range(1), NORMAL)
+        take_yardsticks((Look(TIMED, noise=noise + 1) for noise in range(noisy)), yardstick, reference)
+        take_yardsticks(orders(yardstick, reassociated, [TIMED]), yardstick, reference)
+        if self.in_turns:
+            yardstick.call(Arm.rest)
+
+    def _judge_the_baseline(self) -> None:
+        """`NoYardstick` where it fails beside itself. By chance it may pass once."""
+        for _ in range(SPREAD_RUNS):
+            self._convey(self.yardstick)
+            if wrong := [found for found in self.reference.call(Reference.judge, step=TIMED) if not found.ok]:
+                raise NoYardstick(wrong[0])
