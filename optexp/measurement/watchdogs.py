@@ -66,7 +66,7 @@ def _slowdown(sample: Sample, arm: str) -> float:
     """Seconds of a step while blocks were planned over those of a step in a typical block, in one process."""
     single_s = min(sample.alone[arm]) - sample.timer_s.get(arm, 0.0)
     planned_s = sample.planned_s.get(arm, 0.0)
-    block_step_s = median(getattr(pair, arm).wall_s for pair in sample.kept)
+    block_step_s: float = median(getattr(pair, arm).wall_s for pair in sample.kept)
     return max(single_s, planned_s) / block_step_s
 
 
