@@ -56,22 +56,24 @@ class PinnedMemory(Strategy):
     def bound(self, view: View, ceilings: Calibration | None) -> Bound | None:
         """Copies at the rate of pinned memory without host waits; with `workers`, these share the loader's time."""
         step = view.parts(ceilings)
-        steps, copies = len(view.trace.steps), [copy for copy in view.trace.copies if copy.kind == "HtoD"]
+        saved_us, waiting_us = 0.0, 0.0
+        least_us = step.loading_least_us + step.launching_us()
+        texts: list[str] = []
+        copies = [copy for copy in view.trace.copies if copy.kind == "HtoD"]
         rate = ceilings.pinned if ceilings else None
-        saved, waiting, text = 0.0, 0.0, ""
         if copies and rate:
-            exposed_us, at_best_us = step.copied_us("HtoD"), sum(copy.bytes for copy in copies) / rate * 1e6 / steps
+            steps = len(view.trace.steps)
+            exposed_us = step.copied_us("HtoD")
             hidden_us = sum(copy.duration for copy in copies) / steps - exposed_us
-            saved = exposed_us - max(MARGIN * at_best_us - hidden_us, 0.0)
-            text = f"copies at {rate / 1e9:.3g} GB/s, and the host does not wait for them"
-            waiting = step.waiting_us
-        least = step.loading_least_us + step.launching_us()
+            at_best_us = sum(copy.bytes for copy in copies) / rate * 1e6 / steps
+            saved_us = exposed_us - max(MARGIN * at_best_us - hidden_us, 0.0)
+            waiting_us = step.waiting_us
+            texts.append(f"copies at {rate / 1e9:.3g} GB/s, and the host does not wait for them")
         if self.workers and step.loading_us:
-            making_us = max(step.loading_least_us / self.workers, step.launching_us())
-            words = f"{self.workers} workers share the loader's time, {step.share(step.loading_us)}"
-            text, least = "; ".join(filter(None, (text, words))), making_us
-            waiting = max(waiting, step.loading_us)
-        return step.less(text, saved, waiting, least) if text else None
+            waiting_us = max(waiting_us, step.loading_us)
+            least_us = max(step.loading_least_us / self.workers, step.launching_us())
+            texts.append(f"{self.workers} workers share the loader's time, {step.share(step.loading_us)}")
+        return step.less("; ".join(texts), saved_us, waiting_us, least_us) if texts else None
 
     def unsupported_on(self, device: torch.device) -> str | None:
         if self.workers is None and (reason := nothing_copied(device)):

@@ -55,23 +55,24 @@ def home(version: Version, repository: Repository | None) -> Iterator[Home]:
     Raises:
         ConfigError: The environment has no Python, or misses packages that workers need.
     """
+    here = Path.cwd().resolve()
+    python_path = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    imported = [here, *(Path(entry).resolve() for entry in python_path)]
+    folder, elsewhere = here, None
     with ExitStack() as held:
-        here, root = Path.cwd().resolve(), repository.root.resolve() if repository else None
-        python_path = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-        entries = [here, *(Path(entry).resolve() for entry in python_path)]
-        elsewhere, folder = None, here
-        if version.commit is not None and repository is not None and root is not None:
+        if version.commit is not None and repository is not None:
+            root = repository.root.resolve()
             tree = held.enter_context(repository.checked_out(version.commit))
-            entries = [_moved(entry, root, tree) for entry in entries]
-            elsewhere, folder = root, _moved(here, root, tree)
+            imported = [_moved(entry, root, tree) for entry in imported]
+            folder, elsewhere = _moved(here, root, tree), root
             if not folder.is_dir():
                 raise ConfigError(f"{version.label} has no folder {here.relative_to(root)}: start where both have one")
-        interpreter = python_of(version.environment) if version.environment else sys.executable
-        path = (*_own(held, bool(version.environment)), *map(str, dict.fromkeys(entries)))
-        place = Home(folder, path, interpreter, elsewhere)
+        path = (*_own(held, bool(version.environment)), *map(str, dict.fromkeys(imported)))
         if version.environment:
-            place = replace(place, torch=torch_version(place, version.environment))
-        yield place
+            place = Home(folder, path, python_of(version.environment), elsewhere)
+            yield replace(place, torch=torch_version(place, version.environment))
+        else:
+            yield Home(folder, path, sys.executable, elsewhere)
 
 
 def _moved(entry: Path, root: Path, tree: Path) -> Path:

@@ -159,24 +159,26 @@ def match(path: Path, base: Path, problems: Sequence[Path], root: Path) -> Match
     The first rule that applies: the same relative path; the name of a KernelBench run (`SAMPLE`); the same file name;
     the name of the candidate's folder; the longest problem name that the candidate's name begins with.
     """
-    inner = path.relative_to(base).with_suffix("")
-    relative = {problem.relative_to(root).with_suffix(""): problem for problem in problems}
-    if inner in relative:
-        return Match(relative[inner], path)
-    if sample := SAMPLE.fullmatch(path.stem):
-        level, number, sample_number = sample.groups()
-        by_number = [p for p in problems if f"level{level}" in (p.parent.name, root.name) and _number(p) == int(number)]
-        return Match(by_number[0], path, f"sample {sample_number}") if len(by_number) == 1 else None
-    if (named := _only(problem for problem in problems if problem.stem == path.stem)) is not None:
-        return Match(named, path)
-    if (named := _only(problem for problem in problems if problem.stem == path.parent.name)) is not None:
-        return Match(named, path, path.stem)
-    prefixes = [problem for problem in problems if re.match(rf"{re.escape(problem.stem)}[\W_]", path.stem)]
-    longest = max((len(problem.stem) for problem in prefixes), default=0)
-    named = _only(problem for problem in prefixes if len(problem.stem) == longest)
-    return None if named is None else Match(named, path, path.stem[longest:].strip("_-. "))
+    name, folder = path.stem, path.parent.name
+    by_path = {problem.relative_to(root).with_suffix(""): problem for problem in problems}
+    if problem := by_path.get(path.relative_to(base).with_suffix("")):
+        return Match(problem, path)
+    if run := SAMPLE.fullmatch(name):
+        level, number, sample = run.groups()
+        of_level = (p for p in problems if f"level{level}" in (p.parent.name, root.name))
+        problem = _only(p for p in of_level if _number(p) == int(number))
+        return Match(problem, path, entrant=f"sample {sample}") if problem else None
+    if problem := _only(p for p in problems if p.stem == name):
+        return Match(problem, path)
+    if problem := _only(p for p in problems if p.stem == folder):
+        return Match(problem, path, entrant=name)
+    beginnings = [p for p in problems if re.match(rf"{re.escape(p.stem)}[\W_]", name)]
+    longest = max((len(p.stem) for p in beginnings), default=0)
+    problem = _only(p for p in beginnings if len(p.stem) == longest)
+    return Match(problem, path, entrant=name[longest:].strip("_-. ")) if problem else None
 
 
 def _only(problems: Iterable[Path]) -> Path | None:
+    """The problem, if there is exactly one."""
     found = list(problems)
     return found[0] if len(found) == 1 else None

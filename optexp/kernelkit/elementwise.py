@@ -291,26 +291,20 @@ def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, **constant
     last = operands[-1]
     assert last is not None
     rows, columns = matrix(last)
-    dtypes = [None if operand is None else operand.dtype for operand in operands]
-    widest = torch.promote_types(max(filter(None, dtypes), key=lambda dtype: dtype.itemsize), torch.float32)
-    total = last.new_empty(columns, dtype=dtype)
+    dtypes = [operand.dtype for operand in operands if operand is not None]
+    widest = torch.promote_types(max(dtypes, key=lambda dtype: dtype.itemsize), torch.float32)
+    wide_type = tl.float64 if widest == torch.float64 else tl.float32
     narrowest = 32 if torch.int32 in dtypes else 16  # columns of a tile: of bits there are whole words
+    total = last.new_empty(columns, dtype=dtype)
 
     def run(grouping: Grouping) -> None:
-        shape = _tile_shape(columns, last.element_size(), grouping.bytes, narrowest)
-        if not grouping.resident:
-            together = min(power_of_two(rows), 128)
-            shape = {"ROWS": together, "BLOCK": max(narrowest, 64 * grouping.warps // together)}
-        across = ceil_div(columns, shape["BLOCK"])
-        everywhere = multiprocessors(last.device)
-        most = max(1, grouping.resident * everywhere // max(across, 1))
-        fewest = min(most, everywhere // max(across, 1))
-        groups = sharing(ceil_div(rows, shape["ROWS"]), most, fewest)
+        tile = _grouped_tile(grouping, rows, columns, last.element_size(), narrowest)
+        blocks = ceil_div(columns, tile["BLOCK"])
+        groups = _groups(grouping, ceil_div(rows, tile["ROWS"]), blocks, multiprocessors(last.device))
         sums = total if groups == 1 else last.new_empty((groups, columns), dtype=widest)
-        wide_type = tl.float64 if widest == torch.float64 else tl.float32
-        how = {"WIDE": wide_type, "STAGES": grouping.stages, "num_warps": grouping.warps, **constants, **shape}
+        how = {"WIDE": wide_type, "STAGES": grouping.stages, "num_warps": grouping.warps, **constants, **tile}
         how["ALONE"] = groups == 1 and columns < 2**31  # a program's number has 32 bits
-        launch(kernel, groups * across, *operands, sums, rows, columns, **how)
+        launch(kernel, groups * blocks, *operands, sums, rows, columns, **how)
         if groups > 1:
             add_up(sums, total)
 
@@ -320,6 +314,21 @@ def summed(kernel: Any, dtype: torch.dtype, *operands: Tensor | None, **constant
     key = (*told_apart(operands, constants), columns, bucket(rows))
     run(fastest(kernel.__name__, key, configs, run, last.device))
     return total
+
+
+def _grouped_tile(grouping: Grouping, rows: int, columns: int, element_size: int, narrowest: int) -> dict[str, int]:
+    """The tile of each program's loop, at least `narrowest` columns wide."""
+    if grouping.resident:
+        return _tile_shape(columns, element_size, grouping.bytes, narrowest)
+    together = min(power_of_two(rows), 128)
+    return {"ROWS": together, "BLOCK": max(narrowest, 64 * grouping.warps // together)}
+
+
+def _groups(grouping: Grouping, tiles: int, blocks: int, processors: int) -> int:
+    """Into how many groups to divide the `tiles` of each of so many column blocks, one program for each group."""
+    most = max(1, grouping.resident * processors // max(blocks, 1))
+    fewest = min(most, processors // max(blocks, 1))
+    return sharing(tiles, most, fewest)
 
 
 def add_up(sums: Tensor, first: Tensor, second: Tensor | None = None) -> None:

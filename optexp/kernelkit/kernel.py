@@ -316,18 +316,21 @@ def is_small(x: Any, operations: float = 1, /) -> bool:
     """Whether launches dominate the call's time. Then torch's op is called first, and our checks run only if it raises.
 
     In Python each property of a tensor takes 50 ns, and the question whether a stream is captured 500 ns, of 6 µs for
-    the whole call. During capture no call is small: in a graph launches cost only device time, and ours cost no more
-    than torch's.
+    the whole call: cheap questions come first. During capture no call is small: in a graph launches cost only device
+    time, and ours cost no more than torch's.
     """
-    return (
-        isinstance(x, Tensor)
-        and not is_compiling()
-        and x.dtype in SUPPORTED
-        and (device := x.get_device()) >= 0  # of any kind: where our kernels do not run, torch's op is the reference
-        and ((elements := x.numel() * operations) < SMALL or (elements < LEARNING * SMALL and needs_gradient((x,))))
-        and not rehearsals
-        and not (current_stream(device) and is_current_stream_capturing())  # which the default stream never is
-    )
+    if not isinstance(x, Tensor) or is_compiling() or x.dtype not in SUPPORTED:
+        return False
+    device = x.get_device()
+    if device < 0:  # a GPU of any kind is served: where our kernels do not run, torch's op is the reference
+        return False
+    elements = x.numel() * operations
+    if elements >= SMALL and (elements >= LEARNING * SMALL or not needs_gradient((x,))):
+        return False
+    if rehearsals:
+        return False
+    capturing = current_stream(device) and is_current_stream_capturing()  # the default stream, 0, is never captured
+    return not capturing
 
 
 @quick

@@ -45,23 +45,29 @@ def slow_start(samples: Sequence[Sample]) -> Watch:
     have disturbed the others. Where the baseline was as slow, or other programs took cores during blocks, the cause is
     unknown: the measurement is undecided.
     """
-    ratios = {
-        arm: median(
-            max(min(s.alone[arm]) - s.timer_s.get(arm, 0.0), s.planned_s.get(arm, 0.0))
-            / median(getattr(pair, arm).wall_s for pair in s.kept)
-            for s in samples
-        )
+    slowdowns = {
+        arm: median(_slowdown(sample, arm) for sample in samples)
         for arm in ("baseline", "candidate")
-        if all(s.alone.get(arm) for s in samples)
+        if all(sample.alone.get(arm) for sample in samples)
     }
-    slow = [arm for arm, ratio in ratios.items() if ratio >= SLOW_START]
-    arm, ratio = max(ratios.items(), key=lambda item: item[1], default=("", 1.0))
-    text = f"steps of the {arm} took {ratio:.3g} times as long while warming up as in a block"
+    slow = [arm for arm, slowdown in slowdowns.items() if slowdown >= SLOW_START]
     excused = "baseline" in slow or not cores(samples).ok
+    severity = UNDECIDES if excused else REFUSES
+    if not slowdowns:
+        return Watch("slow start", True, "no warm-up to compare with", severity, MACHINE)
+    slowest, slowdown = max(slowdowns.items(), key=lambda item: item[1])
+    text = f"steps of the {slowest} took {slowdown:.3g} times as long while warming up as in a block"
     if slow and excused:
         text += ", as may be due to other programs on its cores: its blocks may be too short to decide anything"
-    text = text if ratios else "no warm-up to compare with"
-    return Watch("slow start", not slow, text, UNDECIDES if excused else REFUSES, MACHINE)
+    return Watch("slow start", not slow, text, severity, MACHINE)
+
+
+def _slowdown(sample: Sample, arm: str) -> float:
+    """Seconds of a step while blocks were planned over those of a step in a typical block, in one process."""
+    single_s = min(sample.alone[arm]) - sample.timer_s.get(arm, 0.0)
+    planned_s = sample.planned_s.get(arm, 0.0)
+    block_step_s: float = median(getattr(pair, arm).wall_s for pair in sample.kept)
+    return max(single_s, planned_s) / block_step_s
 
 
 def ahead_of_steps(samples: Sequence[Sample]) -> Watch:

@@ -169,29 +169,39 @@ def _gap_terms(trace: Trace, busy: Union) -> dict[str, float]:
     gpu_work: list[Kernel | Copy] = [*trace.kernels, *trace.copies]
     next_work = {work.start: work for work in gpu_work}
     loading = loader_spans(trace)
-    allocating = loading | Union(c.interval for c in trace.api if ALLOCATE.match(c.name))
+    loading_or_allocating = loading | Union(c.interval for c in trace.api if ALLOCATE.match(c.name))
     waiting = Union(c.interval for c in trace.api if SYNCHRONISE.match(c.name))
-    late = allocating | waiting
+    any_delay = loading_or_allocating | waiting
     us = dict.fromkeys(GAPS, 0.0)
     for start, end in busy.gaps(*trace.window):
+        gap_us = end - start
         work = next_work.get(end)
-        if work is not None and (work.launch is None or work.launch.start <= start):
-            us["launch_gap" if end - start <= PIPELINE_US else "other"] += end - start
+        if work is not None and (work.launch is None or work.launch.start <= start):  # queued before the gap
+            us["launch_gap" if gap_us <= PIPELINE_US else "other"] += gap_us
             continue
-        load, allocate = loading.within(start, end), allocating.within(start, end)
+        # A moment with several causes counts once, for the first of loading, allocation and synchronisation.
+        loading_us = loading.within(start, end)
+        loading_or_allocating_us = loading_or_allocating.within(start, end)
         # Where the host was waiting as the GPU ran out of work, the wait caused the whole gap.
-        wait = end - start if waiting.holds(start) else late.within(start, end)
-        us["data_loading"] += load
-        us["allocation"] += allocate - load
-        us["synchronisation"] += wait - allocate
-        us["dispatch"] += end - start - wait
+        delay_us = gap_us if waiting.holds(start) else any_delay.within(start, end)
+        us["data_loading"] += loading_us
+        us["allocation"] += loading_or_allocating_us - loading_us
+        us["synchronisation"] += delay_us - loading_or_allocating_us
+        us["dispatch"] += gap_us - delay_us
     if us["synchronisation"]:
-        behind, other = _behind(trace, busy, waiting), us["data_loading"] + us["allocation"]
-        both = us["synchronisation"] + us["dispatch"]
-        # If the host never waited, dispatch gaps would last at most `behind`, and at least `behind` − other delays.
-        us["dispatch"] = min(max(us["dispatch"], min(behind - other, both)), behind)
-        us["synchronisation"] = both - us["dispatch"]
+        _divide_waits(us, _behind(trace, busy, waiting))
     return us
+
+
+def _divide_waits(us: dict[str, float], behind_us: float) -> None:
+    """Divide the gaps of synchronisation and dispatch by what would remain of them if the host never waited.
+
+    Then dispatch gaps would last at most `behind_us` (see `_behind`), and at least `behind_us` − other delays.
+    """
+    both_us = us["synchronisation"] + us["dispatch"]
+    least_us = min(behind_us - (us["data_loading"] + us["allocation"]), both_us)
+    us["dispatch"] = min(max(us["dispatch"], least_us), behind_us)
+    us["synchronisation"] = both_us - us["dispatch"]
 
 
 def _behind(trace: Trace, busy: Union, waiting: Union) -> float:

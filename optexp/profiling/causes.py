@@ -132,22 +132,31 @@ def captured(before: View, after: View, ledger: Ledger) -> Cause | None:
 def attention(before: View, after: View, ledger: Ledger) -> Cause | None:
     """Another attention back end."""
     was, now = backend(before), backend(after)
-    parts = _parts_of_attention(before, after) if was and not now else []
-    now = "math" if parts else now
+    parts: list[str] = []
+    if was and not now:
+        parts = _parts_of_attention(before, after)
+        now = "math" if parts else ""
     if not was or not now or was == now or "attention" not in ledger.left:
         return None
-    old, new = before.account("attention"), after.account("attention")
-    us = ledger.take(["attention", *(name for name in parts if ledger.left.get(name, 0.0) > 0)])
-    made_of = f"{', '.join(parts)}" if parts else _names(new)
-    words = f"attention: {now} kernels instead of {was} ones ({made_of} instead of {_names(old)})"
-    if masked(after.trace) and not masked(before.trace):
-        words += ", because it gets an explicit mask, which flash attention does not take"
-    elif was in ("flash", "cuDNN") and after.breakdown.graph_launches and not before.breakdown.graph_launches:
-        words += (
-            ": while a graph is captured, a model cannot look at the values of its mask, so that attention gets an"
-            f" explicit one, which {'flash' if was == 'flash' else 'cuDNN'} attention does not take"
-        )
+    slower_parts = [name for name in parts if ledger.left.get(name, 0.0) > 0]
+    us = ledger.take(["attention", *slower_parts])
+    old_kernels = _names(before.account("attention"))
+    new_kernels = ", ".join(parts) or _names(after.account("attention"))
+    words = f"attention: {now} kernels instead of {was} ones ({new_kernels} instead of {old_kernels})"
+    words += _why_other_attention(was, before, after)
     return _cause("attention", words + _where(after, "attention"), us)
+
+
+def _why_other_attention(was: str, before: View, after: View) -> str:
+    """The mask because of which attention left the back end `was`, as the end of a sentence; "" for another reason."""
+    if masked(after.trace) and not masked(before.trace):
+        return ", because it gets an explicit mask, which flash attention does not take"
+    if was in ("flash", "cuDNN") and after.breakdown.graph_launches and not before.breakdown.graph_launches:
+        return (
+            ": while a graph is captured, a model cannot look at the values of its mask, so that attention gets an"
+            f" explicit one, which {was} attention does not take"
+        )
+    return ""
 
 
 def _parts_of_attention(before: View, after: View) -> list[str]:

@@ -139,48 +139,80 @@ def read(folder: Path) -> CompilerLog:
 
 
 def parse(found_events: Iterable[Event], log: CompilerLog | None = None) -> CompilerLog:
-    """The graphs and facts of a log.
-
-    Generated code names its direction; the texts of earlier stages wait in `waiting` for it.
-    """
+    """The graphs and facts of a log, added to `log` if one is given."""
     log = log or CompilerLog()
-    waiting, captured, aot = dict[str, dict[str, str]](), dict[str, str](), dict[str, dict[str, str]]()
-    compiled, reasons, broken = set[str](), dict[str, list[str]](), list[tuple[str, GraphBreak]]()
+    parser = _Parser(log)
     for event in found_events:
-        name = event.kind.removeprefix("artifact:")
-        stage = _ARTIFACTS.get(name) if event.kind.startswith("artifact:") else _KINDS.get(event.kind)
+        if not parser.take_graph(event):
+            parser.take_fact(event)
+    parser.finish()
+    return log
+
+
+@dataclass
+class _Parser:
+    """Adds a log's events to `log`; what belongs to one compilation waits here under its compile ID.
+
+    captured: Dynamo's graph
+    aot:      AOTAutograd's graphs, by direction
+    waiting:  texts by stage, until generated code names their direction
+    compiled: compilations that succeeded
+    """
+
+    log: CompilerLog
+    captured: dict[str, str] = field(default_factory=dict)
+    aot: dict[str, dict[str, str]] = field(default_factory=dict)
+    waiting: dict[str, dict[str, str]] = field(default_factory=dict)
+    breaks: list[tuple[str, GraphBreak]] = field(default_factory=list)
+    recompile_reasons: dict[str, list[str]] = field(default_factory=dict)
+    compiled: set[str] = field(default_factory=set)
+
+    def take_graph(self, event: Event) -> bool:
+        """Take the text of a graph; False for another event."""
+        compile_id, payload = event.compile_id, event.payload
+        if event.kind in _AOT:
+            self.aot.setdefault(compile_id, {})[_AOT[event.kind]] = payload
+            return True
+        artifact = event.kind.removeprefix("artifact:")
+        stage = _KINDS.get(event.kind) if artifact == event.kind else _ARTIFACTS.get(artifact)
         if stage == "captured":
-            captured[event.compile_id] = event.payload
-        elif event.kind in _AOT:
-            aot.setdefault(event.compile_id, {})[_AOT[event.kind]] = event.payload
+            self.captured[compile_id] = payload
         elif stage == "generated":
-            texts = {**waiting.pop(event.compile_id, {}), "generated": event.payload}
-            log.sections.append(_finished(event.compile_id, texts, captured, aot.get(event.compile_id, {})))
-        elif stage:
-            waiting.setdefault(event.compile_id, {})[stage] = event.payload
-        elif name == "dynamo_graph_break_reason":
-            if ended := _graph_break(event.payload):
-                broken.append((event.compile_id, ended))
+            texts = {**self.waiting.pop(compile_id, {}), "generated": payload}
+            self.log.sections.append(_finished(compile_id, texts, self.captured, self.aot.get(compile_id, {})))
+        elif stage is not None:
+            self.waiting.setdefault(compile_id, {})[stage] = payload
+        return stage is not None
+
+    def take_fact(self, event: Event) -> None:
+        """Take a fact about a compilation; ignore an event of another kind."""
+        name = event.kind.removeprefix("artifact:")
+        if name == "dynamo_graph_break_reason":
+            if found := _graph_break(event.payload):
+                self.breaks.append((event.compile_id, found))
         elif name == "recompile_reasons":
-            reasons[event.compile_id] = _list(event.payload)
+            self.recompile_reasons[event.compile_id] = _list(event.payload)
         elif name == "optexp_cudagraph_skip":
             if "skip" in event.payload.lower():
-                log.skips[event.payload.strip().partition("\n")[0]] += 1
-        elif name == "fx_graph_cache_hit" and log.sections:
-            log.sections[-1].cached = True
+                self.log.skips[event.payload.strip().partition("\n")[0]] += 1
+        elif name == "fx_graph_cache_hit" and self.log.sections:
+            self.log.sections[-1].cached = True
         elif event.kind == "compilation_metrics":
-            _measured(event, log.functions, compiled)
-    done = {section.compile_id for section in log.sections}
-    for compile_id in captured:
-        if compile_id not in done:  # its back end generates no code
-            texts = aot.get(compile_id) or {"inference": ""}
-            log.sections += [_plain(compile_id, direction, captured, texts) for direction in texts]
-    for compile_id, function in log.functions.items():
-        if _TORCH_OWN in function and (called := text.targets(captured.get(compile_id, ""))):
-            log.functions[compile_id] = called[0]  # a library's function inside one of torch's wrappers
-    log.breaks += _merged_breaks(broken)
-    log.recompiles += _merged_recompiles(reasons, log.functions, compiled)
-    return log
+            _measured(event, self.log.functions, self.compiled)
+
+    def finish(self) -> None:
+        """Add to the log the facts that need all events."""
+        log = self.log
+        finished = {section.compile_id for section in log.sections}
+        for compile_id in self.captured:
+            if compile_id not in finished:  # its back end generates no code
+                texts = self.aot.get(compile_id) or {"inference": ""}
+                log.sections += [_plain(compile_id, direction, self.captured, texts) for direction in texts]
+        for compile_id, function in log.functions.items():
+            if _TORCH_OWN in function and (called := text.targets(self.captured.get(compile_id, ""))):
+                log.functions[compile_id] = called[0]  # a library's function inside one of torch's wrappers
+        log.breaks += _merged_breaks(self.breaks)
+        log.recompiles += _merged_recompiles(self.recompile_reasons, log.functions, self.compiled)
 
 
 def _finished(compile_id: str, texts: dict[str, str], captured: Mapping[str, str], aot: Mapping[str, str]) -> Section:

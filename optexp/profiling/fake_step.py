@@ -110,30 +110,36 @@ class Recorder(TorchDispatchMode):
         reads: Mapping[int, Read],
         returned: Sequence[Tensor],
     ) -> None:
+        """Add an operator that ran, and note the new content of each storage that it wrote or made.
+
+        reads: the operands as they were before the operator ran, by id
+        """
         name = func.overloadpacket.__name__
         plain = name if name.startswith("_foreach") else name.rstrip("_")
-        names = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        written = [t for a in names for t in tree_leaves(named.get(a)) if isinstance(t, Tensor)]
+        written = written_by(func, named)
         before = {self._key(tensor) for tensor in operands}
-        made = [t for t in returned if self._key(t) not in before]
+        made = [tensor for tensor in returned if self._key(tensor) not in before]
         if not made and not written:
             return  # a view
-        kind = kind_of(plain, named)
-        partial = any(reads[id(t)].numel < reads[id(t)].value.numel for t in written if id(t) in reads)
-        if plain in OVERWRITE and not partial:
-            operands = [tensor for tensor in operands if not any(tensor is w for w in written)]
-        if partial:
-            kind = Kind.SELECTION
-        inputs = [reads[id(tensor)] for tensor in operands]
-        for read in inputs if kind is Kind.SELECTION else ():
-            read.value.selected = True
+        written_reads = [reads[id(tensor)] for tensor in written if id(tensor) in reads]
+        writes_part = any(read.numel < read.value.numel for read in written_reads)
+        # The rest of the storage keeps its old content, so the structure of the whole is unknown.
+        kind = Kind.SELECTION if writes_part else kind_of(plain, named)
+        # What is overwritten as a whole is no input: its old content does not matter.
+        overwritten = {id(tensor) for tensor in written} if plain in OVERWRITE and not writes_part else set()
+        inputs = [reads[id(tensor)] for tensor in operands if id(tensor) not in overwritten]
+        if kind is Kind.SELECTION:
+            for read in inputs:
+                read.value.selected = True
         targets = [*written, *made]
-        results = [self._result(t, kind, plain, inputs) for t in targets]
-        products = self._gemms(plain, named, reads, made) if kind is Kind.GEMM and made and not written else []
-        gemms = products if any(read.value.varies for read in inputs) else []  # a constant result may be cached
+        results = [self._result(tensor, kind, plain, inputs) for tensor in targets]
         multiplied = factors(plain, kind, named, reads)
+        gemms: list[Gemm] = []
         if kind is Kind.GEMM:
-            _rank_products(plain, multiplied, products, targets, results)
+            gemms = self._gemms(plain, named, reads, made) if made and not written else []
+            _rank_products(plain, multiplied, gemms, targets, results)
+        if not any(read.value.varies for read in inputs):
+            gemms = []  # a constant result may be cached
         self._losses(plain, named, reads, results)
         self.operations.append(Operation(plain, kind, inputs, results, gemms, multiplied))
         for tensor, value in zip(targets, results, strict=True):
@@ -201,6 +207,12 @@ def arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict
     """The arguments of an operator by their names in its schema, defaults included."""
     known = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
     return known | dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | dict(kwargs)
+
+
+def written_by(func: Any, named: Mapping[str, Any]) -> list[Tensor]:
+    """The arguments that the operator writes to."""
+    names = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [leaf for name in names for leaf in tree_leaves(named.get(name)) if isinstance(leaf, Tensor)]
 
 
 def factors(name: str, kind: Kind, named: Mapping[str, Any], reads: Mapping[int, Read]) -> list[Read]:

@@ -65,28 +65,38 @@ def _thread_name(calls: list[tuple[Range, str]]) -> str:
     return "autograd thread" if any(call.name.startswith(BACKWARD) for call, _ in calls) else "another thread"
 
 
-def _nest(root: Frame, calls: list[tuple[Range, str]], trace: Trace) -> None:
-    """Put calls below their callers. Time of optexp's own calls counts for the caller's frame.
+@dataclass(frozen=True)
+class _Open:
+    """A call that has not ended.
 
-    The wrapper that marks lines calls the wrapped function under the same name: the two calls count once.
+    kind:  of the call: a kind of `Frame`; "ours" (optexp's own code) or "marks" are not shown
+    frame: of the call, or of the nearest caller that is shown
     """
-    inside: list[tuple[float, Frame, str]] = []  # open calls: end, nearest frame that is shown, own kind
+
+    end: float
+    kind: str
+    frame: Frame
+
+
+def _nest(root: Frame, calls: list[tuple[Range, str]], trace: Trace) -> None:
+    """Put calls below their callers. Time of optexp's own calls counts for the caller's frame."""
+    stack: list[_Open] = []
     steps = Union(step.interval for step in trace.steps)
     for call, kind in sorted(calls, key=lambda item: (item[0].start, -item[0].duration)):
-        while inside and inside[-1][0] <= call.start:
-            inside.pop()
-        _, around, caller = inside[-1] if inside else (0.0, root, "root")
-        name = _name(call.name)
-        if caller == "marks":
+        while stack and stack[-1].end <= call.start:
+            stack.pop()
+        caller = stack[-1] if stack else _Open(0.0, "root", root)
+        frame, name = caller.frame, _name(call.name)
+        if caller.kind == "marks":
             kind = "marks"
-        elif caller == "ours" and name == around.name:
-            kind = around.kind
-        elif caller == "ours" and name.startswith("<"):
+        elif caller.kind == "ours" and name == frame.name:
+            kind = frame.kind  # called by the wrapper that marks lines, under the same name: the two calls count once
+        elif caller.kind == "ours" and name.startswith("<"):
             kind = "ours"
         elif kind not in ("ours", "marks") and steps.holds(call.start):
-            around = around.child(name, kind)
-            around.us += call.duration
-        inside.append((call.end, around, kind))
+            frame = frame.child(name, kind)
+            frame.us += call.duration
+        stack.append(_Open(call.end, kind, frame))
 
 
 def _kind(name: str) -> str:

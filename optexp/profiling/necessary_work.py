@@ -256,22 +256,25 @@ def necessary(
 
 def propagate(operation: Operation, needs: Sequence[Need]) -> None:
     """Record an operation's needs of its operands, given the needs of its results."""
-    inner = max((gemm.inner for gemm in operation.gemms), default=0)
+    gemm_width = max((gemm.inner for gemm in operation.gemms), default=0)
     for read in operation.reads:
-        others = [r for r in operation.factors if r is not read]
-        generic = any(r.value.varies and r.rank == inf and r.numel >= read.numel for r in others)
-        if read in operation.factors and any(r.numel > 1 and not r.rank and not r.value.every_row for r in others):
-            read.needed(Need.PART, 0)  # as many elements as the other one leaves
+        others = [factor for factor in operation.factors if factor is not read]
+        beside_structured = any(other.numel > 1 and not other.rank and not other.value.every_row for other in others)
+        if beside_structured and read in operation.factors:
+            read.needed(Need.PART, width=0)  # zeros or repeated rows of the other factor leave an unknown part
             continue
-        pairs = zip(needs, operation.results, strict=True)
-        need = max(of_operand(operation.kind, need, read, result, generic) for need, result in pairs)
-        read.needed(need, inner or max(result.width for result in operation.results))
+        beside_dense = any(other.value.varies and other.rank == inf and other.numel >= read.numel for other in others)
+        need = max(
+            of_operand(operation.kind, need_of_result, read, result, beside_dense)
+            for need_of_result, result in zip(needs, operation.results, strict=True)
+        )
+        read.needed(need, width=gemm_width or max(result.width for result in operation.results))
 
 
-def of_operand(kind: Kind, need: Need, read: Read, result: Value, generic: bool) -> Need:
+def of_operand(kind: Kind, need: Need, read: Read, result: Value, beside_dense: bool) -> Need:
     """The need that one result, itself of need `need`, has of one operand.
 
-    generic: another operand of the same size holds unstructured data that varies
+    beside_dense: another operand of at least its size holds unstructured data that varies
     """
     if need <= Need.PART or kind is Kind.SELECTION:
         return min(need, Need.PART)
@@ -279,6 +282,6 @@ def of_operand(kind: Kind, need: Need, read: Read, result: Value, generic: bool)
         return Need.FULL
     if kind is Kind.GEMM:
         return Need.LINEAR if need >= Need.LINEAR else Need.SUM
-    if kind is Kind.PRODUCT and need >= Need.LINEAR and generic:
+    if kind is Kind.PRODUCT and need >= Need.LINEAR and beside_dense:
         return Need.FULL
     return need if result.numel >= read.numel else Need.SUM

@@ -304,22 +304,28 @@ def _in(pieces: dict[object, Union], event: Call | Range) -> bool:
 
 
 def _windows(trace: Trace, kept: Trace, hosts: Iterable[Interval]) -> list[Interval]:
-    """Device time that belongs to each interval of host time."""
-    everything = gpu_work(trace)
-    busy, own_work = Union(work.interval for work in everything), gpu_work(kept)
-    mine = {id(work) for work in (*kept.kernels, *kept.copies)}
-    others = Union(work.interval for work in everything if id(work) not in mine)
+    """Device time that belongs to each interval of host time: from the first to the last work launched in it.
+
+    Idle time before and after that work belongs to it too, as far as it lies in the host's interval. Time in which only
+    work outside the region ran does not.
+    """
+    every_work, own_work = gpu_work(trace), gpu_work(kept)
+    own_ids = {id(work) for work in own_work}
+    busy = Union(work.interval for work in every_work)
     own_busy = Union(work.interval for work in own_work)
+    others_busy = Union(work.interval for work in every_work if id(work) not in own_ids)
     windows: list[Interval] = []
     for host_start, host_end in hosts:
-        work = [w for w in own_work if w.launch is not None and host_start <= w.launch.start <= host_end]
-        if not work:
+        launched = [w for w in own_work if w.launch is not None and host_start <= w.launch.start <= host_end]
+        if not launched:
             windows += busy.gaps(host_start, host_end)  # without launches it costs only the device's idle time
             continue
-        start, end = min(w.start for w in work), max(w.end for w in work)
-        before = max((e for _, e in busy if e <= start), default=float("-inf"))
-        after = min((s for s, _ in busy if s >= end), default=float("inf"))
-        windows += _without(others, own_busy, min(start, max(host_start, before)), max(end, min(host_end, after)))
+        start, end = min(work.start for work in launched), max(work.end for work in launched)
+        idle_since = max((busy_end for _, busy_end in busy if busy_end <= start), default=float("-inf"))
+        idle_until = min((busy_start for busy_start, _ in busy if busy_start >= end), default=float("inf"))
+        start = min(start, max(host_start, idle_since))
+        end = max(end, min(host_end, idle_until))
+        windows += _without(others_busy, own_busy, start, end)
     return windows
 
 

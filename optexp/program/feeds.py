@@ -206,16 +206,14 @@ class LoaderFeed(Feed):
             self._batches = iter(self._running)
 
     def _build(self) -> DataLoader[Any]:
-        loader, options = self.loader, dict[str, Any]()
-        if self.workers:
-            # Persistent workers continue their sequences of random numbers, so a data set that draws gets new workers.
-            lasting = isinstance(loader.dataset, IterableDataset) or not draws(loader)
-            options = {"prefetch_factor": self.prefetch, "persistent_workers": lasting, "timeout": loader.timeout}
+        """The user's loader again, with this feed's settings; its epochs never end, unless its data set is iterable."""
+        loader = self.loader
+        options = self._worker_options() if self.workers else {}
         if isinstance(loader.dataset, IterableDataset):
             options |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
         elif loader.batch_sampler is not None:
             self._endless = _Endless(loader.batch_sampler)
-            options["batch_sampler"] = self._endless
+            options |= {"batch_sampler": self._endless}
         else:  # the data set makes whole batches
             self._endless = _Endless(loader.sampler)
             options |= {"batch_size": None, "sampler": self._endless}
@@ -225,10 +223,20 @@ class LoaderFeed(Feed):
             collate_fn=loader.collate_fn,
             pin_memory=bool(self.pin_memory) and self.device.type == "cuda",
             worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context if self.workers else None,
             generator=loader.generator,
             **options,
         )
+
+    def _worker_options(self) -> dict[str, Any]:
+        loader = self.loader
+        # Persistent workers continue their sequences of random numbers, so a data set that draws gets new workers.
+        persistent = isinstance(loader.dataset, IterableDataset) or not draws(loader)
+        return {
+            "prefetch_factor": self.prefetch,
+            "persistent_workers": persistent,
+            "timeout": loader.timeout,
+            "multiprocessing_context": loader.multiprocessing_context,
+        }
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         moved = tensor.to(self.device, non_blocking=self.non_blocking)

@@ -86,13 +86,16 @@ class Offered(Sequence["Batch"]):
     def __getitem__(self, index: slice) -> list[Batch]: ...
 
     def __getitem__(self, index: Any) -> Any:
+        """The batch at an index of the cycle, or the batches of a slice; notes how early it is taken."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(self._count))]
         if index < 0:
             index += self._count
         if not 0 <= index < self._count:
             raise IndexError(index)
-        ahead = (index - self.due + 1) % self._count if self.due else index + 1
+        ahead = index - (self.due - 1)  # the present step's own batch has the index due - 1
+        if self.due:
+            ahead %= self._count  # a batch of an earlier step is taken for the next round of the cycle
         if ahead > self.ahead:
             self.ahead = ahead
         return self._batches[(index + self.first) % self._count]

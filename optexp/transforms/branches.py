@@ -174,30 +174,45 @@ def lanes(needs: Needs, model: fx.GraphModule, limit: int) -> dict[fx.Node, int]
     branch is worth a lane (`PRODUCTS`), it takes an idle lane, all of whose work it depends on, or opens a new one.
     """
     order = {node: index for index, node in enumerate(needs)}
-    before: dict[fx.Node, int] = {}  # all direct and indirect dependencies, as a bit set
-    for node, needed in needs.items():
-        before[node] = sum({1 << order[n] for n in needed}) if needed else 0
-        for n in needed:
-            before[node] |= before[n]
+    all_needs = ancestors(needs)
     worth = holds_product(needs, model)
     lane_of: dict[fx.Node, int] = {}
-    tails: list[fx.Node] = []
+    tails: list[fx.Node] = []  # the last operation of each lane
     for node, needed in needs.items():
-        open_ends = [lane_of[n] for n in needed if tails[lane_of[n]] is n]
+        continued = [lane_of[n] for n in needed if tails[lane_of[n]] is n]
+        idle = [lane for lane, tail in enumerate(tails) if all_needs[node] >> order[tail] & 1]
         if not tails:
             lane = 0
-        elif open_ends:
-            lane = min(open_ends)
+        elif continued:
+            lane = min(continued)
         elif not worth[node]:
             lane = lane_of[needed[-1]] if needed else 0
+        elif idle:
+            lane = idle[0]
+        elif len(tails) < limit:
+            lane = len(tails)
         else:
-            idle = (i for i, tail in enumerate(tails) if before[node] >> order[tail] & 1)
-            new = len(tails) if len(tails) < limit else order[node] % limit
-            lane = next(idle, new)
-        if lane == len(tails):
+            lane = order[node] % limit
+        lane_of[node] = lane
+        if lane < len(tails):
+            tails[lane] = node
+        else:
             tails.append(node)
-        tails[lane], lane_of[node] = node, lane
     return lane_of
+
+
+def ancestors(needs: Needs) -> dict[fx.Node, int]:
+    """All direct and indirect dependencies of each operation: bit i stands for the i-th operation of `needs`.
+
+    A set of nodes for each operation would take much more memory in a graph of thousands.
+    """
+    bit = {node: 1 << index for index, node in enumerate(needs)}
+    found: dict[fx.Node, int] = {}
+    for node, needed in needs.items():
+        found[node] = 0
+        for n in needed:
+            found[node] |= bit[n] | found[n]
+    return found
 
 
 def holds_product(needs: Needs, model: fx.GraphModule) -> dict[fx.Node, bool]:

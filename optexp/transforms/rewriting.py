@@ -164,22 +164,21 @@ class Match:
             return self.parameter(str(pattern.target), value)
         if not isinstance(value, fx.Node):
             return False
-        pattern_terms, value_terms = terms(pattern), terms(value)
-        if (
-            pattern_terms is None
-            or value_terms is None
-            or pattern_terms[0] != value_terms[0]
-            or len(pattern_terms[1]) != len(value_terms[1])
-        ):
+        wanted, found = terms(pattern), terms(value)
+        if wanted is None or found is None:
             return False
-        saved = dict(self.bound), set(self.nodes)
-        self.nodes.add(value)
-        orders = [value_terms[1], value_terms[1][::-1]] if value_terms[0] in COMMUTATIVE else [value_terms[1]]
-        for operands in reversed(orders) if self.swapped else orders:
-            if all(map(self.value, pattern_terms[1], operands)):
+        (wanted_name, wanted_operands), (name, operands) = wanted, found
+        if wanted_name != name or len(wanted_operands) != len(operands):
+            return False
+        orders = [operands, operands[::-1]] if name in COMMUTATIVE else [operands]
+        if self.swapped:
+            orders.reverse()
+        before = dict(self.bound), set(self.nodes)
+        for order in orders:
+            self.nodes.add(value)
+            if all(self.value(operand, given) for operand, given in zip(wanted_operands, order, strict=True)):
                 return True
-            self.bound, self.nodes = dict(saved[0]), {*saved[1], value}
-        self.bound, self.nodes = saved
+            self.bound, self.nodes = dict(before[0]), set(before[1])
         return False
 
     def parameter(self, name: str, value: Any) -> bool:
