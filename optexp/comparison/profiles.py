@@ -123,7 +123,7 @@ def profile(
     folder.mkdir(exist_ok=True)
     memory = peak_memory(session, arm)
     calibration = calibration or ceilings(session, arm)
-    trace, counters, recorded = cycles(session, arm, name)
+    trace, counters, recorded = cycles(session, arm, name, brief or session.looks)
     calibration = session.calibrated(by_operators(calibration, trace))
     details = bool(session.experiment.profile.details) and not brief
     of_modules = folder / f"{name}_modules.json.gz"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from optexp.comparison.session import Session
+from optexp.measurement.recorder import BRIEF_S, LONGEST_S
 from optexp.profiling import flame
 from optexp.records import filenames
 from optexp.records.ranges import Cycle, Ranges, TraceFile
@@ -16,10 +17,14 @@ from optexp.workers.client import Client
 STACKED_STEPS = 2
 
 
-def cycles(session: Session, arm: Client[Arm], name: str) -> tuple[Trace, dict[str, float], list[Cycle]]:
+def cycles(
+    session: Session, arm: Client[Arm], name: str, brief: bool = False
+) -> tuple[Trace, dict[str, float], list[Cycle]]:
     """Record steady steps `profile.repeat` times; the trace with the median step, counters, and all recordings.
 
     The shown trace is `traces/<name>.json.gz`, further ones have the number of their cycle.
+
+    brief: of slow steps, two are enough
     """
     wanted, folder = session.experiment.profile, session.output / filenames.TRACES
     steps = session.settings.profile_steps if wanted.active is None else wanted.active
@@ -32,6 +37,7 @@ def cycles(session: Session, arm: Client[Arm], name: str) -> tuple[Trace, dict[s
             wait=wanted.wait,
             warmup=wanted.warmup,
             exactly=wanted.active is not None,
+            longest_s=BRIEF_S if brief else LONGEST_S,
         )
         trace = Trace.read(_path(folder, name, cycle))
         start, end = trace.window

@@ -20,6 +20,7 @@ STEP = "optexp.step"
 TIMED = "optexp_step_us"  # metadata of the trace: µs a step took before tracing began
 
 LONGEST_S = 3.0  # most time of the traced steps: of slow steps, fewer are traced
+BRIEF_S = 0.15  # the same where a search looks at many stacks: to read a step of 10,000 operators takes longer
 SHORT_S, TRIES = 0.1, 3  # traced CPU steps of less total time are traced 3 times, as an interruption would dominate one
 RESERVED = 2**30  # bytes at most
 STEADY_S, FEW = 0.02, 10  # unmarked CPU steps until threads are awake again: for so long, at most so many
@@ -33,6 +34,7 @@ def record(
     device: torch.device,
     warmup: int = WARMUP,
     exactly: bool = False,
+    longest_s: float = LONGEST_S,
 ) -> None:
     """Profile calls of `run` and write a gzipped Chrome trace.
 
@@ -47,11 +49,13 @@ def record(
         device: Of the step.
         warmup: Steps that the profiler records and drops.
         exactly: Trace `steps` steps, however slow they are.
+        longest_s: Most time of the traced steps, which are at least two where `LONGEST_S` allows two.
     """
     from optexp.measurement import clock, heap
 
     first = clock.time_block(run, 1, device).wall_s
-    steps = steps if exactly else max(1, min(steps, round(LONGEST_S / first)))
+    least = min(2, max(1, round(LONGEST_S / first)))
+    steps = steps if exactly else min(steps, max(least, round(longest_s / first)))
     blocks = 3 if steps * first < LONGEST_S / 3 else 1
     timed = median(clock.time_block(run, steps, device).wall_s for _ in range(blocks))
     tries = TRIES if device.type == "cpu" and steps * first < SHORT_S else 1

@@ -12,7 +12,7 @@ import torch
 from optexp.errors import first_line
 from optexp.kernelkit.toolchain import counted
 from optexp.measurement import clock
-from optexp.measurement.recorder import WARMUP
+from optexp.measurement.recorder import LONGEST_S, WARMUP
 from optexp.program import tensors_of
 from optexp.strategy import Strategy
 from optexp.support import sparse
@@ -68,7 +68,13 @@ class Profiling(Ranges):
         )
 
     def profile(
-        self, path: str, steps: int, wait: int = 0, warmup: int = WARMUP, exactly: bool = False
+        self,
+        path: str,
+        steps: int,
+        wait: int = 0,
+        warmup: int = WARMUP,
+        exactly: bool = False,
+        longest_s: float = LONGEST_S,
     ) -> dict[str, float]:
         """Write a Chrome trace of steady steps, at least one for each batch; returns the counters at the end.
 
@@ -76,6 +82,7 @@ class Profiling(Ranges):
             wait: Steps before the profiler starts.
             warmup: Steps that it drops.
             exactly: So many steps, however many batches there are and however slow they are.
+            longest_s: Most time of the traced steps.
         """
         self.restore()
         steps = steps if exactly else max(steps, len(self.batches))
@@ -83,7 +90,7 @@ class Profiling(Ranges):
         for _ in range(max(3, self.program.feed.queue) + wait):
             run()
         with self.in_phases() as marked:
-            record(marked, steps, Path(path), self.device, warmup, exactly)
+            record(marked, steps, Path(path), self.device, warmup, exactly, longest_s)
         return self.counters()
 
     def profile_modules(self, path: str, steps: int) -> bool:

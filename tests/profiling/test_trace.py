@@ -4,11 +4,14 @@ import gc
 import gzip
 import json
 import math
+import time
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from optexp.measurement.recorder import BRIEF_S, LONGEST_S
 from optexp.profiling.breakdown import breakdown
 from optexp.trace import STEP, Trace, record, short_name
 
@@ -189,3 +192,9 @@ def test_reading_collects_no_garbage(tmp_path):
         gc.callbacks.pop()
     assert len(collections) <= 2  # one, as soon as reading has ended
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize(("step_s", "longest_s", "traced"), [(0.2, BRIEF_S, 2), (0.05, LONGEST_S, 4)])
+def test_of_slow_steps_a_brief_look_traces_few(step_s: float, longest_s: float, traced: int, tmp_path: Path) -> None:
+    record(lambda: time.sleep(step_s), 4, tmp_path / "t.json.gz", CPU, longest_s=longest_s)
+    assert len(Trace.read(tmp_path / "t.json.gz").steps) == traced
