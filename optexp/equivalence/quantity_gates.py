@@ -8,7 +8,6 @@ from math import inf
 import torch
 from torch import Tensor
 
-from optexp.equivalence.arithmetic import is_low
 from optexp.equivalence.far_off import far_off
 from optexp.equivalence.gates import Limits, Yardstick, exact, measure
 from optexp.equivalence.gradient_terms import all_terms, zeros
@@ -112,7 +111,6 @@ def unseen_for(inputs: InputSet, quantity: Quantity, finding: Finding) -> tuple[
     if kind in ("change", "optimizer") and f"grad/{name.rpartition('/')[0] or name}" in zeros(inputs.fp64):
         return "", False  # of a gradient that is nothing but rounding
     unit, coarsest = quantity.limits.row.unit, inputs.traits.coarsest
-    low = is_low(max(unit, coarsest / 2))
     found, limit = finding.allowed["G1"]
     return unseen(
         found=found,
@@ -120,7 +118,7 @@ def unseen_for(inputs: InputSet, quantity: Quantity, finding: Finding) -> tuple[
         limit=limit - quantity.resolution[0],
         spread=inputs.yardsticks.spread.get(quantity.name) if inputs.arithmetic.keeps_precision else None,
         scale=quantity.scale,
-        terms=all_terms(inputs.fp64).get(quantity.name, 0.0) if kind == "grad" and low else 0.0,
+        terms=lambda: all_terms(inputs.fp64).get(quantity.name, 0.0) if kind == "grad" else 0.0,
         unit=unit,
         coarsest=coarsest,
     )

@@ -6,6 +6,8 @@ verified. A baseline further from float64 than rounding can move it computes ano
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from optexp.support.tolerances import TOLERANCES
 
 SEEN = 0.02  # of s: the largest limit at which a tensor counts as seen
@@ -20,7 +22,7 @@ def unseen(
     limit: float,
     spread: float | None,
     scale: float,
-    terms: float,
+    terms: Callable[[], float],
     unit: float,
     coarsest: float,
 ) -> tuple[str, bool]:
@@ -33,7 +35,7 @@ def unseen(
     limit:    of G1, without the resolution of the stored dtype
     spread:   RMS of the baseline's movement by reassociated and noisy runs; None without such runs
     scale:    s, the RMS of the tensor
-    terms:    RMS over elements of Σ|terms|, for sums that cancel
+    terms:    RMS over elements of Σ|terms|, for sums that cancel; asked for where it decides, as it costs a step
     unit:     u of the promised arithmetic
     coarsest: the largest eps that the baseline used, e.g. TF32's where torch allows TF32
     """
@@ -45,6 +47,6 @@ def unseen(
     unit = max(unit, coarsest / 2)
     low = unit > TOLERANCES["float32"].unit
     hidden = min(limit, found)
-    if hidden <= max(SEEN, SEEN_UNITS * unit * low) * scale or (low and hidden <= SEEN_UNITS * unit * terms):
+    if hidden <= max(SEEN, SEEN_UNITS * unit * low) * scale or (low and hidden <= SEEN_UNITS * unit * terms()):
         return "", False
     return f"rounding alone moves the baseline's so far that {limit / scale:.2g} of its size would pass", False

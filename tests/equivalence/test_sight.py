@@ -17,7 +17,7 @@ BF16 = 2.0**-8
 
 
 def seen(**changed: float) -> tuple[str, bool]:
-    usual = {"plain": U, "limit": 16 * U, "spread": U, "scale": 1.0, "terms": 1.0, "unit": U, "coarsest": 2 * U}
+    usual = {"plain": U, "limit": 16 * U, "spread": U, "scale": 1.0, "terms": lambda: 1.0, "unit": U, "coarsest": 2 * U}
     given = usual | changed
     return unseen(**({"found": given["limit"]} | given))
 
@@ -43,9 +43,13 @@ def test_two_percent_or_32_units_are_the_bound(unit: float, limit: float, is_see
     assert (not seen(limit=limit, spread=limit, unit=unit)[0]) is is_seen
 
 
+def test_the_terms_of_what_is_seen_without_them_are_not_asked_for() -> None:
+    assert not seen(limit=0.01, spread=0.2, unit=BF16, terms=pytest.fail)[0]
+
+
 def test_a_sum_that_cancels_is_seen_beside_its_terms_where_precision_is_low() -> None:
-    assert not seen(limit=0.5, spread=0.2, unit=BF16, terms=10.0)[0]
-    assert seen(limit=0.5, spread=0.2, terms=10.0)[0]
+    assert not seen(limit=0.5, spread=0.2, unit=BF16, terms=lambda: 10.0)[0]
+    assert seen(limit=0.5, spread=0.2, terms=lambda: 10.0)[0]
 
 
 def test_a_baseline_that_rounding_does_not_explain_has_another_reference() -> None:
