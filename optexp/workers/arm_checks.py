@@ -132,11 +132,7 @@ class Checks(Timing):
         """
         self.restore(end.first)
         batch, seen = self._renewed(end.steps) if renewed else self._replayed(end.steps)
-        given = tensors_of(batch)
-        drawn = any(same_values(given, tensors_of(own)) for own in self.batches)
-        self.batches = [] if renewed else self.batches  # the timed ones are drawn again
-        seen |= {"flag/drawn": torch.tensor(drawn, dtype=torch.uint8)}
-        seen |= {f"batch/{name}": tensor for name, tensor in given.items()}
+        seen |= {f"batch/{name}": tensor for name, tensor in tensors_of(batch).items()}
         seen |= {f"timed/{name}": tensor for name, tensor in self.outputs.items()} if timed else {}
         return self.send(seen)
 
@@ -171,9 +167,16 @@ class Checks(Timing):
             assert self.offered is not None
             self.offered.due += 1
             batch = map_batch(torch.clone, self.program.feed.next())
+            drawn = self._drawn(batch)
             seen = observed(self.program, map_batch(torch.clone, batch), initial=self.initial.values)
         self.program.feed.pause()
-        return batch, seen
+        return batch, seen | drawn
+
+    def _drawn(self, batch: Batch) -> Observation:
+        """Whether a batch is one of the core's own."""
+        given = tensors_of(batch)
+        drawn = any(same_values(given, tensors_of(own)) for own in self.batches)
+        return {"flag/drawn": torch.tensor(drawn, dtype=torch.uint8)}
 
     def _renewed(self, steps: int) -> tuple[Batch, Observation]:
         """The same, where batches get other values after half of the steps; the last step is given its batch itself."""
@@ -191,9 +194,11 @@ class Checks(Timing):
             self.offered.due += 1
             given = self.program.feed.next()
             batch = map_batch(torch.clone, given)
+            drawn = self._drawn(batch)  # before the step, which may write to it
             seen = observed(self.program, given, initial=self.initial.values)
         self.program.feed.pause()
-        return batch, seen
+        self.batches = []  # the timed ones are drawn again
+        return batch, seen | drawn
 
     def overwritten(self) -> list[str]:
         """Outputs that do not outlive the next step."""
