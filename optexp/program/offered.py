@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
+from optexp.program.batches import tensors_of
+
 if TYPE_CHECKING:
     from optexp.program import Batch, Source
 
@@ -56,16 +58,28 @@ class Offered(Sequence["Batch"]):
     def lay_out(self, batches: Source) -> None:
         """Replace the batches; the position in the cycle stays."""
         self._batches = [self._put(batch) for batch in batches]
-        self._count = len(self._batches)
+        self._count, self._versions = len(self._batches), self._written_to()
 
     def refill(self, batches: Source, into: Callable[[Batch, Batch], Batch]) -> list[Batch]:
         """Replace each batch by `into(old, new)`, and return the new ones; the position in the cycle stays."""
         self._batches = [into(old, self._put(new)) for old, new in zip(self._batches, batches, strict=True)]
+        self._versions = self._written_to()
         return list(self._batches)
 
     def exchange(self, other: Offered) -> None:
         """Swap batches with another cycle."""
         self._batches, other._batches = other._batches, self._batches
+        self._versions, other._versions = other._versions, self._versions
+
+    @property
+    def written(self) -> bool:
+        """Whether a step has written to a batch that lies here."""
+        return self._written_to() != self._versions
+
+    def _written_to(self) -> list[int]:
+        """How often torch has written to each tensor; it does not count for tensors of inference mode."""
+        tensors = (tensor for batch in self._batches for tensor in tensors_of(batch).values())
+        return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
     def begin(self, first: int = 0) -> None:
         """Start the cycle again at batch `first`."""
@@ -102,6 +116,7 @@ class Offered(Sequence["Batch"]):
 
     def __setitem__(self, index: int, batch: Batch) -> None:
         self._batches[(index + self.first) % self._count] = self._put(batch)
+        self._versions = self._written_to()
 
     def _put(self, batch: Batch) -> Batch:
         if isinstance(batch, Mapping):

@@ -105,6 +105,8 @@ class Holder(Peer):
         """
         self.initial.restore(self.program)
         self.rates.set(1.0)
+        if self.offered is not None and self.offered.written:
+            self.batches = []  # steps that write to their inputs begin with the same values again
         if not (self.batches or (fresh and self.in_turns)):
             self.batches = self.drawn_batches(self.distinct)
         random_state.seed(self.draws)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from optexp.equivalence.missed import End
 from optexp.program import Batch, Outputs, Program, preserved
 from optexp.strategy import Evidence, Notes, Stage, Strategy
 from optexp.verification import first_step
@@ -59,6 +60,27 @@ class Settles(nn.Module):
         return x * self.scale
 
 
+class Halves(nn.Module):
+    """Writes to its input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(0.5).relu()
+
+
+@dataclass
+class LooksFirst(Strategy):
+    """Runs the program once while it is applied, as one does that looks at the shapes of results."""
+
+    stage = Stage.REWRITE
+
+    def apply(self, program: Program) -> tuple[Program, Notes]:
+        program.step(program, program.feed.next())
+        return program, {}
+
+    def evidence(self, *_: object) -> Evidence:
+        return Evidence(True, "")
+
+
 def arm(workload: Any, *strategies: Strategy) -> InProcess[Arm]:
     """Its messages are asked as of a process."""
     made = Arm()
@@ -89,3 +111,11 @@ def test_what_the_baseline_does_likewise_is_told_and_no_fault(monkeypatch):
     messages, unlike = first_step.check_first_step(arm(workload), arm(workload))
     assert not messages
     assert "buffer/scale" in unlike
+
+
+def test_steps_that_write_to_their_inputs_begin_with_the_same_values_again(monkeypatch):
+    monkeypatch.setattr(Mlp, "model", lambda self: Halves())
+    workload = Mlp(mode="forward", batch_size=4, dim=8)
+    plain, looked = arm(workload), arm(workload, LooksFirst())
+    assert plain.target.first_step() == looked.target.first_step() == looked.target.repeated(End(1))
+    assert first_step.check_first_step(plain, looked) == ([], [])
