@@ -142,11 +142,40 @@ def trace(model: nn.Module) -> fx.GraphModule:
     """The model as a graph that shares its parameters and buffers, under the same names."""
     with refusing(UNTRACED, "leave inplace out, or take that out of its forward"):
         traced = fx.GraphModule(model, Tracer().trace(model))
+    hold_unused(traced, model)
     if dict(traced.named_parameters()).keys() != dict(model.named_parameters()).keys() or (
         dict(traced.named_buffers()).keys() != dict(model.named_buffers()).keys()
     ):
-        raise Unsupported("inplace: the traced model does not use all parameters and buffers: leave inplace out")
+        raise Unsupported(
+            "inplace: the model uses a tensor that is neither a parameter nor a buffer: register it as a buffer, or"
+            " leave inplace out"
+        )
     return traced
+
+
+def hold_unused(traced: nn.Module, model: nn.Module) -> None:
+    """Parameters and buffers that the forward does not use, which a graph leaves out: they are saved and compared."""
+    for path, owner in model.named_modules():
+        names = {*owner._parameters, *owner._buffers}
+        if not names:
+            continue
+        place = module_at(traced, path)
+        for name in names - {*place._parameters, *place._buffers}:
+            if name in owner._parameters:
+                place.register_parameter(name, owner._parameters[name])
+            else:
+                persistent = name not in owner._non_persistent_buffers_set
+                place.register_buffer(name, owner._buffers[name], persistent)
+
+
+def module_at(root: nn.Module, path: str) -> nn.Module:
+    """The module at a path; an empty one is made where there is none."""
+    place = root
+    for name in filter(None, path.split(".")):
+        if name not in place._modules:
+            place.add_module(name, nn.Module())
+        place = place.get_submodule(name)
+    return place
 
 
 def infer_shapes(model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

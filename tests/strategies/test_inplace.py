@@ -183,3 +183,27 @@ def test_shapes_that_depend_on_values_are_unsupported():
 
 def test_promises_bits():
     assert Inplace().contract is BITWISE
+
+
+class PartlyUsed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.activation, self.spare = (
+            nn.Linear(4, 4),
+            nn.ReLU(),
+            nn.Sequential(nn.Linear(2, 2, bias=False)),
+        )
+        self.register_buffer("scale", torch.ones(4))
+        self.spare.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(self.linear(x) + 1)
+
+
+def test_what_the_forward_does_not_use_stays_in_the_state() -> None:
+    program = program_of(model := PartlyUsed(), torch.randn(3, 4))
+    kept, notes = Inplace().apply(program)
+    assert notes["rewritten"] == 2
+    assert dict(kept.model.named_parameters()) == dict(model.named_parameters())
+    assert dict(kept.model.named_buffers()) == dict(model.named_buffers())
+    assert kept.model.state_dict().keys() == model.state_dict().keys()
