@@ -188,11 +188,8 @@ def test_promises_bits():
 class PartlyUsed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.linear, self.activation, self.spare = (
-            nn.Linear(4, 4),
-            nn.ReLU(),
-            nn.Sequential(nn.Linear(2, 2, bias=False)),
-        )
+        self.linear, self.activation = nn.Linear(4, 4), nn.ReLU()
+        self.spare = nn.Sequential(nn.Linear(2, 2, bias=False))
         self.register_buffer("scale", torch.ones(4))
         self.spare.register_buffer("seen", torch.zeros(()), persistent=False)
 
