@@ -120,5 +120,5 @@ def of_commands(options: argparse.Namespace) -> Outcome:
         def tell(text: str) -> None:
             progress.phase("commands", text)
 
-        result = commands.duet(base, head, experiment.measurement, device, allowed, tell)
+        result = commands.duet(base, head, experiment.measurement.with_several(), device, allowed, tell)
     return Outcome("A", "B", "step" if steps else "run", "commands", result)

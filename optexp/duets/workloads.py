@@ -18,6 +18,7 @@ from optexp.config.experiment import comparing
 from optexp.config.overrides import rewrite
 from optexp.duets.as_written import AsWritten
 from optexp.errors import ConfigError, Distrusted, NoReference, Unsupported
+from optexp.measurement.settings import SEVERAL
 from optexp.reporting.terminal import Progress
 from optexp.result import Result, Verdict
 from optexp.support.stopwatch import Stopwatch
@@ -87,7 +88,7 @@ def with_effort(experiment: Experiment, times: int, half_width: float | None) ->
     m = experiment.measurement
     m = replace(m, half_width=max(m.half_width, half_width or 0.0))
     if times > 1:
-        fewest, most = (5, 15) if m.processes_max == 1 else (times * m.processes_min, times * m.processes_max)
+        fewest, most = SEVERAL if m.processes_max == 1 else (times * m.processes_min, times * m.processes_max)
         m = replace(m, processes_min=fewest, processes_max=most, budget_s=times * m.budget_s)
     return replace(experiment, measurement=m)
 

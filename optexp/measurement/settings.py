@@ -1,10 +1,13 @@
 """The settings of a measurement; `conf/measurement/*.yaml` are its presets."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 from optexp.schema import choice
 
 FEWEST = 8  # pairs of a process whose steps are longer than a block
+SEVERAL = 5, 15  # fewest and most processes where one of them alone would tell nothing
 
 
 @dataclass
@@ -66,6 +69,11 @@ class MeasurementSettings:
             raise ValueError(f"pairs={self.pairs} are too few for a {self.confidence:.3%} interval from one process")
         if self.pairs < 2:
             raise ValueError(f"pairs={self.pairs} must be at least 2")
+
+    def with_several(self) -> MeasurementSettings:
+        """The same with several processes in place of one: where a process gives one pair, one has no spread."""
+        fewest, most = SEVERAL
+        return self if self.processes_max > 1 else replace(self, processes_min=fewest, processes_max=most)
 
     def enough(self, processes: int, precise: bool, spent_s: float) -> bool:
         """Whether measuring ends. Significance of a difference is never a reason.

@@ -128,6 +128,10 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert capsys.readouterr().out.startswith("A → B: FASTER, at least 1.25× (best estimate 1.25×")
     assert (tmp_path / "found.json").is_file()
     assert (runs[:2], runs.count("old"), runs.count("new")) == (["old", "new"], 11, 6)
+    runs.clear()
+    assert ab.main(["echo old", "echo new", "measurement=quick", "device=cpu"]) == 0
+    assert capsys.readouterr().out.startswith("A → B: FASTER"), "one run of each would tell nothing"
+    assert runs.count("new") == 1 + 5
     for mistake in (["echo old"], ["workload=mlp", "echo new"], [], ["echo old", "echo new", "no.such.key=1"]):
         assert ab.main(mistake) == 1
     assert capsys.readouterr().err.count("optexp.ab: ") == 4
