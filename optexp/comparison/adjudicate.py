@@ -12,7 +12,7 @@ from math import log
 from optexp.errors import FORGED, SPENT, UNTIMED
 from optexp.measurement import statistics
 from optexp.records.measurement import Measurement
-from optexp.records.trials import Trial
+from optexp.records.trials import Trial, not_verified
 from optexp.records.verification import Verification
 from optexp.result import Engagement, Problem, Result, Verdict, against_itself
 
@@ -117,8 +117,9 @@ def facts_of(result: Result) -> Facts:
     """The facts that a record holds."""
     searched, min_gain = result.search, result.config.get("auto.min_gain", 0.0)
     examined = [Examined(result.equivalence, result.evidence)] if result.equivalence else []
+    looked = result.first_look
     return Facts(
-        problem=result.error,
+        problem=result.error or (None if looked is None else Problem("Hopeless", not_verified(looked))),
         exhausted=Exhausted.of(result.trials, min_gain) if searched and not searched.stack else None,
         not_anew=searched.not_anew if searched else "",
         examined=examined,

@@ -18,6 +18,7 @@ from optexp.equivalence.perturbation import told
 from optexp.errors import ConfigError, Hopeless
 from optexp.profiling.piled import piled_up, tells, work
 from optexp.records.profile import Bottleneck, Check
+from optexp.records.trials import not_verified
 from optexp.records.verification import Verification
 from optexp.result import Engagement
 from optexp.schema import shown
@@ -169,13 +170,13 @@ def refuse_slower(case: Case, started: Started) -> None:
     rest(session, bare, arm)
     if looked >= first_look.LEAST:
         return
-    session.result.first_look = round(looked, 3)
+    session.result.first_look = looked = round(looked, 3)
     with session.working("profile", "tracing a few steady steps of the candidate"):
         before, stacked = profiles(case, started)
         bottlenecks = advised(arm, stacked, case.stack)
         checks = checked(arm, stacked, bottlenecks, case.stack)
     show_where_time_goes(session, {"baseline": before, "candidate": stacked}, bottlenecks, checks)
-    raise Hopeless(first_look.told(looked))
+    raise Hopeless(not_verified(looked))
 
 
 def profiles(case: Case, started: Started) -> tuple[Profile, Profile]:

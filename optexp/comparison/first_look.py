@@ -7,7 +7,6 @@ computes. A stack that may be faster is verified before it is measured, as in ev
 from __future__ import annotations
 
 from optexp.comparison.known_baseline import KnownBaseline
-from optexp.support.units import ratio
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 
@@ -35,8 +34,3 @@ def mean_s(arm: Client[Arm], rounds: int) -> float:
     """Seconds of a step: the mean over the batches of the shortest step on each."""
     steps_s = arm.call(Arm.turn_s, rounds=rounds)
     return sum(steps_s) / len(steps_s)
-
-
-def told(looked: float) -> str:
-    """The reason of a stack that was left out."""
-    return f"{ratio(looked)} in a first look at its time, and therefore not verified"

@@ -118,7 +118,7 @@ def _perform(session: Session, recorder: Recorder) -> None:
         if (reason := full(session.output)) is not None:  # whatever failed: a profiler leaves no trace, and no error
             facts.problem = Problem("OSError", f"cannot write {session.output}: {reason}")
         settle(session, adjudicate(facts) or Decision(Verdict.ERROR, facts.problem.message))
-        expected = isinstance(error, (Unsupported, ConfigError, NoReference, Distrusted))
+        expected = isinstance(error, (Unsupported, ConfigError, NoReference, Distrusted, Hopeless))
         session.result.error = None if expected else facts.problem
     finally:
         session.close()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from optexp.records.verdict import Verdict
+from optexp.support.units import ratio
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,14 @@ class Trial:
     def label(self) -> str:
         """The candidate's stack as it is written."""
         return "+".join(self.stack) or "baseline"
+
+
+def not_verified(looked: float) -> str:
+    """The reason of a stack that a first look showed to be slower.
+
+    looked: the speedup that it showed
+    """
+    return f"{ratio(looked)} in a first look at its time, and therefore not verified"
 
 
 # --- mode=ablate -------------------------------------------------------------------------------------------------
