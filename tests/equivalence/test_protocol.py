@@ -767,7 +767,7 @@ class DtypeFactor(nn.Module):
 
 
 def test_a_set_without_noisy_runs_does_not_hide_that_the_baseline_parts_from_float64(check):
-    """Its error widens limits, so that what is off by as much passes: only noisy runs tell that rounding is no cause."""
+    """Its error widens limits, so that what is off passes. Only noisy runs tell that rounding is no cause."""
 
     def off(inner, program, batch):
         return {name: value * 1.002 for name, value in inner(program, batch).items()}
