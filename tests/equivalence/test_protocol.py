@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 
 import numpy as np
@@ -751,6 +751,31 @@ def test_runs_that_only_widen_limits_are_made_where_a_step_did_not_pass_without_
         seeds=4,
     ).ok
     assert len(made) == 2
+
+
+@dataclass
+class Parts(Mlp):
+    """In float64 it computes something else."""
+
+    def model(self):
+        return nn.Sequential(super().model(), DtypeFactor())
+
+
+class DtypeFactor(nn.Module):
+    def forward(self, x):
+        return x * (1.003 if x.dtype == torch.float32 else 1.0)
+
+
+def test_a_set_without_noisy_runs_does_not_hide_that_the_baseline_parts_from_float64(check):
+    """Its error widens limits, so that what is off passes. Only noisy runs tell that rounding is no cause."""
+
+    def off(inner, program, batch):
+        return {name: value * 1.002 for name, value in inner(program, batch).items()}
+
+    found = check(Parts("forward", dim=32, layers=2, batch_size=16), with_step(off), seeds=2)
+    assert found.ok
+    assert found.unseen
+    assert found.parts_in
 
 
 def test_forward_only_needs_no_noisy_steps_unless_outputs_are_few(net):
