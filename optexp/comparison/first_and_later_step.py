@@ -77,8 +77,6 @@ def _judge_at(
     """
 
     def failures(arm: Client[Arm]) -> list[Finding]:
-        if case.session.in_turns:
-            reference.call(Reference.rest)
         replay = Replay(reference, yardstick, End(steps), in_turns=case.session.in_turns, renewed=renewed)
         judged = replay.judged(arm, steady=found.repeats)
         return [replace(finding, step=steps) for finding in judged if not finding.ok]

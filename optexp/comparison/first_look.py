@@ -11,7 +11,7 @@ from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 
 LEAST = 0.9  # speedup: a first look of a few steps may be wrong by that much
-LOOKS = 2  # of each arm, in turn
+LOOKS = 2  # timings of each arm, which alternate
 SHORT_S, MANY, FEW = 0.02, 5, 2  # steps that are shorter are timed in many turns of the batches, others in few
 
 

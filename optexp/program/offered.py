@@ -58,12 +58,12 @@ class Offered(Sequence["Batch"]):
     def lay_out(self, batches: Source) -> None:
         """Replace the batches; the position in the cycle stays."""
         self._batches = [self._put(batch) for batch in batches]
-        self._count, self._versions = len(self._batches), self._written_to()
+        self._count, self._versions = len(self._batches), self._tensor_versions()
 
     def refill(self, batches: Source, into: Callable[[Batch, Batch], Batch]) -> list[Batch]:
         """Replace each batch by `into(old, new)`, and return the new ones; the position in the cycle stays."""
         self._batches = [into(old, self._put(new)) for old, new in zip(self._batches, batches, strict=True)]
-        self._versions = self._written_to()
+        self._versions = self._tensor_versions()
         return list(self._batches)
 
     def exchange(self, other: Offered) -> None:
@@ -74,10 +74,10 @@ class Offered(Sequence["Batch"]):
     @property
     def written(self) -> bool:
         """Whether a step has written to a batch that lies here."""
-        return self._written_to() != self._versions
+        return self._tensor_versions() != self._versions
 
-    def _written_to(self) -> list[int]:
-        """How often torch has written to each tensor; it does not count for tensors of inference mode."""
+    def _tensor_versions(self) -> list[int]:
+        """The version of each tensor, which torch raises at each write; tensors of inference mode have none."""
         tensors = (tensor for batch in self._batches for tensor in tensors_of(batch).values())
         return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
@@ -116,7 +116,7 @@ class Offered(Sequence["Batch"]):
 
     def __setitem__(self, index: int, batch: Batch) -> None:
         self._batches[(index + self.first) % self._count] = self._put(batch)
-        self._versions = self._written_to()
+        self._versions = self._tensor_versions()
 
     def _put(self, batch: Batch) -> Batch:
         if isinstance(batch, Mapping):

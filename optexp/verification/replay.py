@@ -49,6 +49,8 @@ class Replay:
     def _judged(self, candidate: Client[Arm]) -> list[Finding]:
         """Further runs of the baseline only widen limits: they are made where the step does not pass without them."""
         reference = self.reference
+        if self.in_turns:
+            reference.call(Reference.rest)
         self._convey(self.yardstick)
         reference.call(Reference.recall)
         reference.call(Reference.yardstick, step=TIMED)

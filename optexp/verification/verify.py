@@ -37,10 +37,10 @@ def verify(
     trial = Trial(reference, yardstick, candidate, plan, contract, verification, in_turns=plan.in_turns)
     sets = plan.sets
     for position, (seed, family) in enumerate(sets):
-        last_normal = position == len(plan.seeds) - 1
+        shows_power = plan.power and position == len(plan.seeds) - 1  # the last normal set
         on_progress(f"fresh input set {position + 1} of {len(sets)}" + (f": {family}" if family in FAMILIES else ""))
         try:
-            one_set(trial, seed, family, disturbed=last_normal)
+            one_set(trial, seed, family, disturbed=shows_power)
         except Exception as error:
             kind = getattr(error, "type", type(error).__name__)
             by_candidate = getattr(error, "worker", None) == trial.candidate.name
@@ -54,7 +54,7 @@ def verify(
             continue
         if not trial.passed():
             break
-        if last_normal and plan.power:
+        if shows_power:
             power(trial)
     for check in checks():
         if trial.passed() and check.applies(plan, contract):

@@ -177,7 +177,6 @@ def look_again(reference: InProcess[Reference], yardstick: InProcess[Arm], candi
         arm.target.rest()
     assert check_first_step(yardstick, candidate, in_turns=True)[0] == []
     for renewed in (False, True):
-        reference.call(Reference.rest)
         judged = Replay(reference, yardstick, End(5), in_turns=True, renewed=renewed).judged(candidate)
         assert all(finding.ok for finding in judged)
 

@@ -751,6 +751,8 @@ def test_runs_that_only_widen_limits_are_made_where_a_step_did_not_pass_without_
         seeds=4,
     ).ok
     assert len(made) == 2
+    assert check(net(mode="forward_backward"), HONEST["eager"], seeds=1, power=False).ok
+    assert len(made) == 2  # nothing asks what the gates can see, as after timing
 
 
 @dataclass
