@@ -23,11 +23,16 @@ def speedup(bare: Client[Arm], arm: Client[Arm], step_s: float, known: KnownBase
         step_s: Rough seconds of a step.
         known: A baseline that is a stack itself, and was timed earlier.
     """
-    rounds = MANY if step_s < SHORT_S else FEW
+    rounds = rounds_of(step_s)
     timed_us = known.profile.trace.timed_us if known else None
     looks = [(mean_s(bare, rounds), mean_s(arm, rounds)) for _ in range(LOOKS)]
     baseline_s = timed_us / 1e6 if timed_us else min(baseline_s for baseline_s, _ in looks)
     return baseline_s / max(min(ours_s for _, ours_s in looks), 1e-9)
+
+
+def rounds_of(step_s: float) -> int:
+    """Turns of the batches in which a step of so many seconds is timed."""
+    return MANY if step_s < SHORT_S else FEW
 
 
 def mean_s(arm: Client[Arm], rounds: int) -> float:

@@ -10,13 +10,17 @@ import cloudpickle
 
 from optexp.comparison.candidates import Candidate, candidates, grown, order, remedy
 from optexp.comparison.compiler_evidence import logged
+from optexp.comparison.first_look import LEAST
+from optexp.comparison.goal import Goal
 from optexp.comparison.known_baseline import KnownBaseline
 from optexp.comparison.physics import find_work, least_us
 from optexp.comparison.predictions import UNTRUSTED, disturbed, prediction
 from optexp.comparison.profiles import Profile, advised, profile, show_where_time_goes
+from optexp.comparison.screening import screened
 from optexp.comparison.search import Proposal, Survey, why
 from optexp.comparison.session import Session, alongside
 from optexp.comparison.suggestions import installed
+from optexp.comparison.timed_looks import TimedLooks, within
 from optexp.comparison.trials import Trials
 from optexp.errors import SPENT, Failure
 from optexp.measurement.settings import MeasurementSettings
@@ -74,8 +78,10 @@ class Bench:
             Failure: The baseline cannot be profiled; of a later stack the survey ends the search.
         """
         self.rounds += 1
+        asked = bool(self.asked)  # it is tried before all else, and no other order is needed
         try:
-            return self._survey(stack)
+            survey = self._survey(stack)
+            return survey if asked else self._screened(survey, stack)
         except Failure as failure:
             if self.rounds == 1:
                 raise
@@ -101,6 +107,22 @@ class Bench:
         self.known = KnownBaseline(found, setup.setup_s, bottlenecks).elsewhere() if known else None
         arm.close()
         session.pool.end_workers()
+        return survey
+
+    def _screened(self, survey: Survey, stack: Sequence[Strategy]) -> Survey:
+        """The survey in the order of first looks, which time objectives alone can follow."""
+        session, settings = self.session, self.session.experiment.auto
+        goal, end_s = Goal.of(settings), self.begin_s + settings.budget_s
+        if settings.objective != "time" or not session.isolated:
+            return survey
+        try:
+            with session.working("looks", "first looks at what may help"), within(session, end_s):
+                looks = TimedLooks(session, stack)
+                survey = screened(survey, stack, lambda proposal: not goal.hopeless(proposal.bound), looks)
+        except Failure as failure:
+            session.result.notes.append(f"no first looks: {failure}")
+        session.pool.end_workers()
+        self.refused |= {entry.change for entry in survey.left_out if entry.reason.startswith("UNSUPPORTED")}
         return survey
 
     def _ranked(
@@ -182,7 +204,7 @@ class Bench:
             known_baseline=self.known,
             until_s=until_s,
             longer=longer,
-            looks=self.session.experiment.auto.objective == "time" and known and not longer,
+            looks=self._looks(proposal) and known and not longer,
         )
         self.limits[proposal.change] = result.profile.bottlenecks
         if result.error is not None and result.error.type == SPENT:
@@ -192,6 +214,11 @@ class Bench:
             self.full_s = max(self.full_s, trial.seconds if full else 0.0)
             self.brief_s = max(self.brief_s, 0.0 if full else trial.seconds)
         return replace(trial, change=proposal.change, predicted=proposal.bound, why=proposal.why)
+
+    def _looks(self, proposal: Proposal) -> bool:
+        """Whether a trial begins with a first look, unless one showed before that the stack is not slower."""
+        slower = proposal.looked is None or proposal.looked < LEAST
+        return self.session.experiment.auto.objective == "time" and slower
 
 
 def _nothing() -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from optexp.comparison.goal import Budget, Goal
 from optexp.records.prediction import ABOVE
-from optexp.records.trials import Trial, Untried
+from optexp.records.trials import Look, Trial, Untried
 from optexp.records.verdict import Verdict
 from optexp.strategy import Strategy
 from optexp.support.units import ratio
@@ -24,13 +24,15 @@ class Proposal:
     change: label of the strategy that is added, or whose options change
     stack:  with the change, in the order of its stages
     bound:  largest speedup that the profile predicts; None without one
-    why:    prediction or diagnosis in words
+    why:    prediction, diagnosis or first looks in words
+    looked: speedup in a first look; None without one
     """
 
     change: str
     stack: Sequence[Strategy]
     bound: float | None = None
     why: str = ""
+    looked: float | None = None
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,13 @@ class Survey:
     """What the profile of a stack proposes, the most promising first, and what it leaves out.
 
     ended: why there is no profile, which ends the search
+    looks: first looks at what is proposed
     """
 
     proposals: list[Proposal]
     left_out: list[Untried] = field(default_factory=list)
     ended: str = ""
+    looks: list[Look] = field(default_factory=list)
 
 
 class Laboratory(Protocol):
@@ -78,6 +82,7 @@ class Searched:
     gained:  its speedup: the product of what was measured
     ended:   why the search ended
     untried: changes that were never tried
+    looks:   first looks, by which trials were ordered
     """
 
     stack: Sequence[Strategy]
@@ -85,6 +90,7 @@ class Searched:
     trials: list[Trial] = field(default_factory=list)
     ended: str = ""
     untried: list[Untried] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
 
 
 def search(laboratory: Laboratory, goal: Goal, budget: Budget, start: Sequence[Strategy]) -> Searched:
@@ -113,9 +119,14 @@ class _Loop:
         found = self.found
         while not found.ended:
             survey = self.laboratory.survey(found.stack)
+            found.looks += survey.looks
             left = {entry.change: entry for entry in survey.left_out}
             found.ended = survey.ended
-            if not self._round(survey.proposals, left) and not found.ended:
+            kept = self._round(survey.proposals, left)
+            if kept and (reason := self._spent()):
+                found.ended = reason
+                self._leave(survey.proposals, reason, left)
+            elif not kept and not found.ended:
                 found.ended = f"nothing is left that may gain {100 * self.goal.min_gain:.2g} %"
             seen = {trial.change for trial in found.trials}
             found.untried = [entry for change, entry in left.items() if change not in seen]
@@ -133,8 +144,7 @@ class _Loop:
                 continue
             if reason := self._spent():
                 self.found.ended = reason
-                for rest in waiting[index:]:
-                    left[rest.change] = Untried(rest.change, self._not_worth(rest) or reason, rest.bound)
+                self._leave(waiting[index:], reason, left)
                 return False
             disturbed = set(self.disturbed)
             if self._tried(proposal):
@@ -145,6 +155,12 @@ class _Loop:
             if self.disturbed != disturbed:
                 waiting.append(proposal)
         return False
+
+    def _leave(self, proposals: Sequence[Proposal], reason: str, left: dict[str, Untried]) -> None:
+        """Leave out those that would add something to the stack that is kept."""
+        for rest in proposals:
+            if any(member not in self.found.stack for member in rest.stack):
+                left[rest.change] = Untried(rest.change, self._not_worth(rest) or reason, rest.bound)
 
     def _spent(self) -> str:
         """Why no trial starts; empty where one may."""

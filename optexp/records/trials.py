@@ -128,6 +128,19 @@ class Untried:
 
 
 @dataclass(frozen=True)
+class Look:
+    """A few timed steps of a stack that was not verified.
+
+    change:  labels of what was added to the stack that was kept so far
+    speedup: over that stack; None where there is none, for a `reason`
+    """
+
+    change: str
+    speedup: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Search:
     """What a search ended in.
 
@@ -139,6 +152,7 @@ class Search:
     seconds:     of the search, without the last measurement
     not_anew:    what the winner gained in its trial, and why it was not measured anew; empty where it was
     yaml:        file with the winner's stack; empty where there is none
+    looks:       first looks, by which trials were ordered
     """
 
     objective: str
@@ -150,6 +164,7 @@ class Search:
     untried: list[Untried] = field(default_factory=list)
     not_anew: str = ""
     yaml: str = ""
+    looks: list[Look] = field(default_factory=list)
 
     @property
     def compared(self) -> bool:

@@ -16,6 +16,7 @@ from optexp.result import Result
 from optexp.support.units import ratio
 
 UNSUPPORTED = "UNSUPPORTED"
+SHOWN = 3  # first looks
 
 
 def tables(result: Result) -> Iterator[RenderableType]:
@@ -26,7 +27,7 @@ def tables(result: Result) -> Iterator[RenderableType]:
         yield trials(result.trials, searched=False)
     elif result.search is not None:
         yield trials(result.trials, searched=True)
-        yield labelled([("ended", result.search.ended), *left_out(result.search)])
+        yield labelled([*first_looks(result.search), ("ended", result.search.ended), *left_out(result.search)])
 
 
 def members(found: Ablation) -> Table:
@@ -77,6 +78,13 @@ def trials(found: Sequence[Trial], searched: bool) -> Table:
         outcome = trial.outcome if searched else reason
         table.add_row(*map(Text, row), verdict, Text(said(trial.gain)), *predicted, Text(outcome, style="dim"))
     return table
+
+
+def first_looks(found: Search) -> list[tuple[str, str]]:
+    """The best of them."""
+    looks = sorted(((look.speedup, look.change) for look in found.looks if look.speedup), reverse=True)[:SHOWN]
+    best = ", ".join(f"{change} {ratio(speedup)}" for speedup, change in looks)
+    return [("first looks", f"{len(found.looks)}, which verify nothing; the best: {best}")] if looks else []
 
 
 def left_out(found: Search) -> list[tuple[str, str]]:

@@ -244,3 +244,70 @@ def test_a_trial_gets_no_more_than_the_rest_of_the_budget(experiment) -> None:
     assert limits == [1307.0, 1227.0]
     assert bench.last_s() == 80
     assert (first.reason, second.reason) == ("", "auto.budget was spent but for the last measurement")
+
+
+WAITING = '''
+import time
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import nn
+
+from optexp.strategy import BITWISE, Evidence, Stage, Strategy
+
+
+class Waits(nn.Module):
+    """Waits twice, and a third time while it waits once."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(8, 8)
+        self.waits = frozenset({"one", "two"})
+
+    def forward(self, x):
+        for _ in self.waits:
+            time.sleep(0.004)
+        if self.waits == {"one"}:
+            time.sleep(0.006)
+        return self.line(x)
+
+
+@dataclass
+class Less(Strategy):
+    """Leaves one wait out."""
+
+    stage: ClassVar[Stage] = Stage.REWRITE
+    contract = BITWISE
+
+    def apply(self, program):
+        program.model.waits = program.model.waits - {self.name}
+        return program, {}
+
+    def evidence(self, before, after, notes, counters):
+        return Evidence(True, "waits less")
+'''
+
+
+def test_what_gains_in_a_combination_alone_is_found_by_first_looks(
+    command_line: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "waiting.py").write_text(WAITING)
+    (tmp_path / "conf" / "strategy").mkdir(parents=True)
+    for name in ("one", "two"):
+        node = f"# @package strategy.{name}\n_target_: waiting.Less\n"
+        (tmp_path / "conf" / "strategy" / f"{name}.yaml").write_text(node)
+    model = ["workload.target=waiting.py:Waits", "workload.inputs=[{shape: [4, 8]}]"]
+    search = ["mode=auto", "auto.among=[one,two]", "auto.trials=1", "tracking.enabled=false"]
+    assert command_line(*QUICK, *model, *search) == 0
+    found = record()
+    assert found.verdict is Verdict.FASTER, found.headline
+    assert found.strategy == ["one", "two"]
+    (trial,) = found.trials
+    assert trial.change == "one+two"
+    assert trial.why.startswith("first looks: one ")
+    assert found.search is not None
+    alone = {look.change: look.speedup or 0.0 for look in found.search.looks}
+    assert alone["two"] < 1 < alone["one"] < alone["one+two"]
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "first looks 3, which verify nothing; the best: one+two" in shown
+    assert "First looks: 3" in Path("out/report.html").read_text()

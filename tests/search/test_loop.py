@@ -267,6 +267,20 @@ def test_the_budget_holds_the_last_measurement() -> None:
     )
 
 
+def test_a_kept_stack_is_not_profiled_again_without_time_for_a_trial() -> None:
+    class Counts(Fake):
+        def survey(self, stack: Sequence[Any]) -> Survey:
+            self.surveys = getattr(self, "surveys", 0) + 1
+            return super().survey(stack)
+
+    fake = Counts({"amp": 1.5, "fusion": 1.2}, brief=True, each_s=10, takes_s=10)
+    result = found(fake, budget=Budget(25))
+    assert names(result) == ["amp"]
+    assert fake.surveys == 1
+    assert {entry.change: entry.reason for entry in result.untried}["fusion"] == result.ended
+    assert "amp" not in {entry.change for entry in result.untried}
+
+
 def test_a_change_that_falls_short_is_tried_with_a_remedy_for_what_limits_it() -> None:
     fake = Fake({"amp": 1.0, "cuda_graph": 1.05, "amp+cuda_graph": 4.0}, {"amp": 6.0, "cuda_graph": 1.1})
     fake.companions = {"amp": "cuda_graph"}

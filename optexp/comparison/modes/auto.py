@@ -1,6 +1,7 @@
 """mode=auto: search for the best stack.
 
-profile ──▶ rank ──▶ try: verify, measure ──▶ keep what is FASTER ──▶ profile again ... ──▶ measure the winner anew
+profile ──▶ rank ──▶ look ──▶ try: verify, measure ──▶ keep what is FASTER ──▶ profile again ...
+        ──▶ measure the winner anew
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> None:
         untried=found.untried,
         not_anew=facts.not_anew,
         yaml=hand_over(session) if choice.use else "",
+        looks=found.looks,
     )
     result.profile.suggestion = None  # the search has tried it
     if problem:
