@@ -40,7 +40,7 @@ def compiler_evidence(session: Session, arm: Client[Arm], name: str, trace: Trac
     log.write(folder)
     shown = f"{filenames.COMPILER}/{name}"
     found = log.evidence(shown, f"{shown}/{LOG}" if (folder / LOG).is_dir() else "")
-    if trace.kernels:
+    if trace.kernels and session.experiment.profile.details:
         most = None if session.experiment.mode == "profile" else MOST_SASS
         codes = arm.call(Arm.code, folder=str(session.output / "code" / name), ran=ran(trace), most_sass=most)
         limits = arm.call(Arm.device_limits)

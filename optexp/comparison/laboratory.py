@@ -55,6 +55,8 @@ class Bench:
         self.settings = session.settings
         self.brief = brief(self.settings)
         session.pool.until_s = self.begin_s + session.experiment.auto.budget_s
+        slow = (module for strategy in self._allowed(())[0] for module in strategy.preload)
+        session.pool.preload = {*session.pool.preload, *slow}  # most will be tried, by arms that would import it each
 
     def spent_s(self) -> float:
         return time.monotonic() - self.begin_s

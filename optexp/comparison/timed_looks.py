@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from optexp.comparison.evaluation import rest
 from optexp.comparison.first_look import LOOKS, mean_s, rounds_of
-from optexp.comparison.screening import MANY, Looked, Stack
+from optexp.comparison.screening import Looked, Stack
 from optexp.comparison.session import Session
 from optexp.errors import Failure, Unsupported
 from optexp.workers.arm import Arm
@@ -36,7 +36,8 @@ class TimedLooks:
         # A CPU's arms use all its cores, and would only wait for each other.
         self.abreast = 1
         if before and after and not session.in_turns:
-            self.abreast = max(1, min(MANY, int(after / (ROOM * max(before - after, 1.0)))))
+            room = int(after / (ROOM * max(before - after, 1.0)))
+            self.abreast = max(1, min(len(session.machine.own_cores), room))
 
     def __call__(self, stacks: Sequence[Stack]) -> list[Looked]:
         """A look at each stack."""

@@ -233,7 +233,7 @@ def test_a_trial_gets_no_more_than_the_rest_of_the_budget(experiment) -> None:
         return trial, SimpleNamespace(error=error, profile=SimpleNamespace(bottlenecks=[]))
 
     watch = SimpleNamespace(begin=1000.0, seconds={"import": 3.0, "wait": 7.0})
-    asked, pool = experiment("mode=auto", "auto.budget=300"), SimpleNamespace(until_s=float("inf"))
+    asked, pool = experiment("mode=auto", "auto.budget=300"), SimpleNamespace(until_s=float("inf"), preload=())
     session = SimpleNamespace(experiment=asked, settings=full, watch=watch, pool=pool)
     bench = Bench(cast(Any, session), [], lambda: None)
     bench.trials = cast(Any, SimpleNamespace(compare=compare))

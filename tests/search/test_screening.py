@@ -73,6 +73,18 @@ def test_what_gains_together_is_proposed_together_first() -> None:
     assert [look.change for look in found.looks][:5] == ["amp", "fusion", "graph", "inplace", "graph+amp"]
 
 
+def test_the_best_rival_of_the_leader_is_combined_too() -> None:
+    timer = Timer({"graph": 1.4, "graphs": 1.2, "graphic": 1.1, "fusion+graph": 1.6, "fusion+graphs": 3.0})
+    found = screened(survey("graph", "graphs", "graphic", "fusion", "inplace"), [], lambda _: True, timer)
+    assert timer.rounds == [
+        ["graph", "graphs", "graphic", "fusion", "inplace"],
+        ["fusion+graph", "graph+inplace", "fusion+graphs", "graphs+inplace"],
+        ["fusion+graphs+inplace"],
+    ]
+    assert [proposal.change for proposal in found.proposals][:3] == ["fusion+graphs", "graph", "graphs"]
+    assert found.proposals[0].why == "first looks: graphs 1.20×, then fusion 2.50×"
+
+
 def test_a_gain_that_may_be_noise_is_not_combined() -> None:
     timer = Timer({"amp": 1.5, "amp+inplace": 1.6})
     found = screened(survey("inplace", "amp"), [], lambda _: True, timer)
@@ -107,7 +119,7 @@ def test_one_look_at_each_strategy_and_none_at_other_options_of_a_kept_one() -> 
 def test_two_that_do_not_go_together_are_not_combined() -> None:
     timer = Timer({"graph": 2.0, "graphs": 1.9, "amp+graph": 3.0})
     screened(survey("graph", "graphs", "amp"), [], lambda _: True, timer)
-    assert timer.rounds == [["graph", "graphs", "amp"], ["amp+graph"]]
+    assert timer.rounds == [["graph", "graphs", "amp"], ["amp+graph", "amp+graphs"]]
 
 
 def test_a_single_change_needs_no_look() -> None:
