@@ -26,6 +26,7 @@ from optexp.support import random_state, sparse
 from optexp.support.memory_plan import LEAST, PLANS, give_back
 from optexp.workers.messages import Identity, WorkloadInfo
 from optexp.workers.peer import Peer
+from optexp.workers.transfer import Tensors, Transfer
 from optexp.workload import Workload
 
 
@@ -74,6 +75,12 @@ class Holder(Peer):
         """Whether a batch that is delivered is copied to where the one before was, although this arm rested meanwhile:
         what remembers results by addresses shows there."""
         return self.family == input_families.ONE_BY_ONE and self.in_turns and self.plan < LEAST
+
+    def send(self, tensors: Tensors) -> Transfer:
+        """Announce tensors to the reference, which needs the memory that a step's intermediate results took."""
+        if self.in_turns:
+            give_back(self.device)
+        return super().send(tensors)
 
     def rest(self, keep_fresh: bool = False) -> None:
         """Give back memory that another arm may need: cached blocks, what is sent, and batches, which are drawn or

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import cloudpickle
 import torch
@@ -44,11 +45,16 @@ class Reference(Peer):
         return workload_info(spec.workload, self.judgement.fp64.initial)
 
     def expect(self, transfer: Transfer) -> None:
-        """Where fp64 runs or, where that is full, on the CPU: judging then moves there too."""
-        try:
-            self.inbox.expect(transfer, self.judgement.fp64.device)
-        except torch.OutOfMemoryError:
-            self.inbox.expect(transfer, torch.device("cpu"))
+        """Where fp64 runs; in the place of its results where that is full, which are computed again; else on the CPU:
+        judging then moves there too."""
+        fp64 = self.judgement.fp64
+        with suppress(torch.OutOfMemoryError):
+            return self.inbox.expect(transfer, fp64.device)
+        fp64.results.forget_large()
+        give_back(fp64.device)
+        with suppress(torch.OutOfMemoryError):
+            return self.inbox.expect(transfer, fp64.device)
+        return self.inbox.expect(transfer, torch.device("cpu"))
 
     def take(self, piece: int) -> None:
         """What the baseline's results passed through is empty by the time the candidate's step runs."""
