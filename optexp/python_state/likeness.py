@@ -25,6 +25,7 @@ ROUNDINGS, FEW = 16.0, 4.0  # of the number itself, which may be a long sum; of 
 
 
 Pair = Sequence[Any]  # before and after
+Orders = dict[frozenset[str], list[str]]  # of networks by the names of their tensors: those in order, as first met
 
 
 def apart(ours: Pair, theirs: Pair) -> list[float]:
@@ -49,10 +50,10 @@ def alike(ours: Pair, theirs: Pair, unit: float = 0.0, noise: Sequence[float] | 
 
 
 def _leaves(ours: Pair, theirs: Pair) -> list[tuple[Any, Any, Any, Any]]:
-    """Before and after, of both."""
-    (before, one), (started, other) = ours, theirs
-    opened = (_sorted(_opened(value)) for value in (before, one, started, other))
-    leaves, shapes = zip(*map(tree_flatten, opened), strict=True)
+    """Before and after, of both, in the order of `theirs`."""
+    orders: Orders = {}
+    started, other, before, one = (_sorted(_opened(value, orders)) for value in (*theirs, *ours))
+    leaves, shapes = zip(*map(tree_flatten, (before, one, started, other)), strict=True)
     if shapes[1] != shapes[3]:
         return [(0.0, 0.0, 0.0, inf)]
     moved = shapes[0] == shapes[1] and shapes[2] == shapes[3]
@@ -60,21 +61,22 @@ def _leaves(ours: Pair, theirs: Pair) -> list[tuple[Any, Any, Any, Any]]:
     return list(zip(starts[0], leaves[1], starts[1], leaves[3], strict=True))
 
 
-def _opened(value: Any, depth: int = 0) -> Any:
+def _opened(value: Any, orders: Orders, depth: int = 0) -> Any:
     """Values with the contents of objects in the objects' places: a network's tensors, what an optimizer or an object
     of the user's holds. A teacher that the first call makes is one object."""
-    return tree_map(lambda leaf: _contents(leaf, depth), value)
+    return tree_map(lambda leaf: _contents(leaf, orders, depth), value)
 
 
-def _contents(leaf: Any, depth: int) -> Any:
+def _contents(leaf: Any, orders: Orders, depth: int) -> Any:
     if isinstance(leaf, nn.Module):
-        return list(tensors_in(leaf).values())
+        tensors = tensors_in(leaf)
+        return [tensors[name] for name in orders.setdefault(frozenset(tensors), list(tensors))]
     if isinstance(leaf, (*PLAIN, type)) or depth == DEPTH:
         return leaf
     if isinstance(leaf, WITH_STATE):
-        return _opened(leaf.state_dict(), depth + 1)
+        return _opened(leaf.state_dict(), orders, depth + 1)
     if users(type(leaf)) and hasattr(leaf, "__dict__"):
-        return _opened(dict(vars(leaf)), depth + 1)
+        return _opened(dict(vars(leaf)), orders, depth + 1)
     return leaf
 
 

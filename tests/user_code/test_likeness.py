@@ -62,3 +62,12 @@ def test_another_change_of_an_object_is_seen(make: Callable[[], Any]) -> None:
 def test_a_count_in_an_object_is_exact() -> None:
     before, after = Average(network(), 3), Average(network(), 4)
     assert not alike((before, Average(network(), 5)), (before, after), UNIT, [])
+
+
+def test_networks_pair_their_tensors_by_name() -> None:
+    """A rewritten graph registers its parts in the order of their calls."""
+    inside, traced = network(), nn.Linear(8, 8)
+    traced._parameters = dict(reversed(inside._parameters.items()))
+    right, wrong = moved(traced, 0.01), moved(traced, 0.02)
+    assert alike((traced, right), (inside, moved(inside, 0.01)), UNIT, [])
+    assert not alike((traced, wrong), (inside, moved(inside, 0.01)), UNIT, [])

@@ -435,6 +435,22 @@ def get_inputs(): return torch.randn(8, 4), torch.randint(3, (8,))
     assert any("labels" in note for note in workload.notes()) is not seen
 
 
+def test_a_model_that_returns_its_loss_gets_labels_that_it_may_take(tmp_path: Path) -> None:
+    text = """
+class Model(nn.Linear):
+    def __init__(self): super().__init__(4, 3)
+    def forward(self, x, tags=None):
+        logits = super().forward(x)
+        return logits if tags is None else nn.functional.cross_entropy(logits, tags)
+
+def get_inputs(): return torch.randn(8, 4), torch.randint(3, (8,))
+def loss(outputs, batch): return outputs
+"""
+    program = ready(written(tmp_path, text, mode="train"))
+    assert program.targets == 0
+    assert program.run()["loss"] > 0
+
+
 @pytest.mark.parametrize(
     "made", ["torch.jit.script(Net())", "torch.export.export(Net(), (torch.ones(2, 3),)).module()"]
 )
