@@ -234,7 +234,8 @@ def own_loss(output: Any, batch: Batch) -> Tensor:
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(own, Tensor):
         return own
-    means = [weighted_squares(t.float()).mean() for t in flatten(output).values() if t.is_floating_point()]
+    real = [tensor for tensor in flatten(output).values() if tensor.is_floating_point() and tensor.numel()]
+    means = [weighted_squares(tensor.float()).mean() for tensor in real]  # of none it is NaN
     if not means:
         raise ConfigError("the model returns no real numbers, so that there is nothing to learn from: give a loss")
     return torch.stack(means).sum()

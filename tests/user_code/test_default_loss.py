@@ -25,3 +25,9 @@ def test_another_result_is_another_loss(change: str, size: float) -> None:
     output = torch.randn(4, 6, 6, 8, generator=torch.Generator().manual_seed(0)) * size
     right, wrong = (own_loss(x, ()).item() for x in (output, CHANGES[change](output)))
     assert abs(right - wrong) > 1e-3 * right > 0
+
+
+def test_an_output_without_elements_leaves_the_loss_as_it_is() -> None:
+    output = torch.randn(3, 4)
+    none = torch.empty(0, 4)
+    assert own_loss((output, none), ()).item() == own_loss((output,), ()).item()
