@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from optexp.errors import NoReference
 from optexp.workloads.module import Module
 
 
@@ -25,3 +27,31 @@ def test_state_that_is_made_early_begins_as_torch_makes_it(name: str) -> None:
         fresh.step(fresh, batch)
     for a, b in zip(ours.model.parameters(), fresh.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+CACHED = """
+import torch
+from torch import nn
+
+
+class Cached(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+
+    def forward(self, x):
+        if not hasattr(self, "cosine"):
+            self.register_buffer("cosine", torch.cos(x[:1].detach()))
+        return self.line(x) * self.cosine
+"""
+
+
+def test_a_buffer_that_a_step_registers_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("cached.v2.py").write_text(CACHED)  # a file's name may have dots
+    workload = Module(target="cached.v2.py:Cached", inputs=[{"shape": [2, 4]}])
+    program = workload.build(torch.device("cpu"), torch.float32, 0)
+    before = {name: tensor.clone() for name, tensor in program.state().items()}
+    program.step(program, workload.batch(torch.Generator().manual_seed(1)))
+    with pytest.raises(NoReference, match="a step registers cosine in the model"):
+        program.put(before)

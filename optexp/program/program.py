@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from optexp.errors import NoReference
 from optexp.program.batches import Batch, Outputs, Packed, Remembered, tensors_of
 from optexp.program.feed import Feed
 from optexp.python_state.model_state import ModelState
@@ -206,8 +207,16 @@ class Program:
 
         Args:
             values: As `state` returned them.
+
+        Raises:
+            NoReference: A step registered a buffer or a parameter since.
         """
         for name, tensor in self.state().items():
+            if name not in values and name.startswith(("buffer/", "param/")):
+                raise NoReference(
+                    f"a step registers {name.partition('/')[2]} in the model, which no arm can take back: register it"
+                    " in __init__, or keep it as a plain attribute"
+                )
             if name.startswith("buffer/") and tensor.shape != values[name].shape:
                 self._assign(name.removeprefix("buffer/"), values[name].to(tensor))
             else:

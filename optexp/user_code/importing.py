@@ -131,8 +131,9 @@ def place_of(path: Path) -> Place:
         here = Path.cwd()
         while _importable(root) and (len(folders) < climbed or (here in root.parents and root != here)):
             folders, root = [root.name, *folders], root.parent
-    name = path.parent.name if path.stem == "__init__" and folders else path.stem
-    folders = folders[:-1] if path.stem == "__init__" else folders
+    stem = path.stem.replace(".", "_")  # net.v2.py is in no package "net"
+    name = path.parent.name if stem == "__init__" and folders else stem
+    folders = folders[:-1] if stem == "__init__" else folders
     return Place(path, ".".join([*folders, name]), root)
 
 
