@@ -18,7 +18,7 @@ from optexp.strategy import Composed, Strategy, compose
 from optexp.support.units import ratio
 
 MANY = 8  # strategies, the most promising by their bounds
-GAIN = 1.1  # of the best of several looks: less may be noise
+GAIN = 1.1  # least speedup of the best of several looks; a smaller one may be noise
 
 Stack = Sequence[Strategy]
 
@@ -88,8 +88,8 @@ def _rivals(
 
 
 def _members(proposals: Iterable[Proposal], surveyed: Stack) -> dict[str, Strategy]:
-    """Of each strategy that the stack lacks the first proposal: other options of it, which may take minutes to compile,
-    are for trials."""
+    """The first proposal of each strategy outside the stack, by its change. Other options may take minutes to compile;
+    trials try them."""
     members, names = dict[str, Strategy](), {member.name for member in surveyed}
     for proposal in proposals:
         member = _member(proposal)

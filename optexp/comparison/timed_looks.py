@@ -14,7 +14,7 @@ from optexp.errors import Failure, Unsupported
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 
-SHARE = 0.4  # of a search's remaining time, at most, for the looks of one survey
+SHARE = 0.4  # most of the remaining budget that the looks of one survey take
 ROOM = 3  # times the memory of the kept stack: another stack may need that much
 
 
@@ -57,7 +57,7 @@ class TimedLooks:
                 except (Unsupported, Failure) as reason:
                     looks[name] = Looked(None, str(reason), isinstance(reason, Unsupported))
             looks |= self._timed({name: arm for name, arm in arms.items() if name not in looks})
-        except Failure as failure:  # of the kept stack's arm, or the time is over
+        except Failure as failure:  # the kept stack's arm failed, or the time is over
             looks |= {name: Looked(None, str(failure)) for name in names if name not in looks}
         for arm in arms.values():
             arm.close()

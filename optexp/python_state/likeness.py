@@ -25,7 +25,7 @@ ROUNDINGS, FEW = 16.0, 4.0  # of the number itself, which may be a long sum; of 
 
 
 Pair = Sequence[Any]  # before and after
-Orders = dict[frozenset[str], list[str]]  # of networks by the names of their tensors: those in order, as first met
+Orders = dict[frozenset[str], list[str]]  # by the set of a network's tensor names: their order in the first network that has them
 
 
 def apart(ours: Pair, theirs: Pair) -> list[float]:
