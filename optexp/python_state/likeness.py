@@ -25,7 +25,7 @@ ROUNDINGS, FEW = 16.0, 4.0  # of the number itself, which may be a long sum; of 
 
 
 Pair = Sequence[Any]  # before and after
-Orders = dict[frozenset[str], list[str]]  # by the set of a network's tensor names: their order in the first network that has them
+Orders = dict[frozenset[str], list[str]]  # by a network's set of tensor names: their order in the first such network
 
 
 def apart(ours: Pair, theirs: Pair) -> list[float]:
