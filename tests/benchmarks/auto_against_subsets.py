@@ -81,9 +81,10 @@ class Job:
 
     stack:   label of the candidate; of a search, what it was restricted to
     against: label of the baseline; empty: the plain program
-    winner:  of a search; empty where nothing was kept
-    speedup: None where none was measured
-    trials:  comparisons of a search
+    winner:    of a search; empty where nothing was kept
+    speedup:   None where none was measured
+    trials:    comparisons of a search
+    predicted: the largest speedup that the stack's bound allows; None where it has no bound
     """
 
     subject: str
@@ -99,6 +100,7 @@ class Job:
     device: str
     winner: str = ""
     trials: int = 0
+    predicted: float | None = None
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -159,8 +161,10 @@ def of_result(result: Result, subject: str, kind: str, stack: str, against: str,
     measured = result.speedup if result.verdict.measured else None
     figures = (measured.estimate, measured.low, measured.high) if measured else (None, None, None)
     winner = "+".join(result.search.stack) if result.search else ""
+    bound = result.profile.prediction
+    predicted = bound.prediction.speedup if bound else None
     facts = str(result.verdict), *figures, seconds, result.headline, str(result.environment.get("gpu") or "CPU")
-    return Job(subject, kind, stack, against, *facts, winner=winner, trials=len(result.trials))
+    return Job(subject, kind, stack, against, *facts, winner=winner, trials=len(result.trials), predicted=predicted)
 
 
 def missing(subject: Subject, found: Mapping[tuple[str, str, str, str], Job]) -> tuple[str, str, str] | None:

@@ -1,44 +1,82 @@
 """Bounds beside measurements: how far below what was predicted at most each comparison's speedup is.
 
-python tests/benchmarks/bounds.py FOLDER     of comparisons, as `every_verdict.py run FOLDER` makes them; Markdown
+python tests/benchmarks/bounds.py FOLDER        comparisons, as `every_verdict.py run FOLDER` makes them; Markdown
+python tests/benchmarks/bounds.py STORE.json    subsets, as `auto_against_subsets.py STORE.json` makes them
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # of a checkout
 
 from optexp.records.prediction import ABOVE
 from optexp.result import Result
 from optexp.support.units import ratio
+from tests.benchmarks import auto_against_subsets as subsets
 
 NEAR = 1.3  # a measurement within this factor of its bound
 
 
-def read(folder: Path) -> list[Result]:
-    """Comparisons with a measured speedup."""
-    found = (Result.read(path) for path in sorted(folder.rglob("result.json")))
-    return [result for result in found if result.speedup is not None and result.verdict.measured]
+@dataclass(frozen=True)
+class Pair:
+    """A measured comparison.
+
+    measured:  its speedup
+    predicted: the largest speedup that its bound allows; None where the strategy has no bound
+    """
+
+    workload: str
+    strategy: str
+    verdict: str
+    measured: float
+    predicted: float | None
+
+    @property
+    def of_bound(self) -> float:
+        """Measured over predicted; -1 without a bound."""
+        return self.measured / self.predicted if self.predicted else -1.0
 
 
-def table(results: Iterable[Result]) -> str:
+def read(path: Path) -> list[Pair]:
+    """Comparisons with a measured speedup, of a folder of records or of a store of subsets."""
+    return list(of_store(path) if path.is_file() else of_folder(path))
+
+
+def of_folder(folder: Path) -> Iterator[Pair]:
+    for path in sorted(folder.rglob("result.json")):
+        result = Result.read(path)
+        if result.speedup is not None and result.verdict.measured:
+            found = result.profile.prediction
+            predicted = found.prediction.speedup if found else None
+            facts = result.workload, result.label, str(result.verdict), result.speedup.estimate
+            yield Pair(*facts, predicted)
+
+
+def of_store(store: Path) -> Iterator[Pair]:
+    for job in subsets.read(store).values():
+        if job.kind == subsets.SUBSET and job.speedup is not None:
+            yield Pair(job.subject, job.stack, job.verdict, job.speedup, job.predicted)
+
+
+def table(pairs: Iterable[Pair]) -> str:
     """One row for each comparison, those nearest to their bound first; `–` where a strategy knows no bound."""
-    known, rows = list[float](), list[tuple[float, str]]()
-    for result in results:
-        assert result.speedup is not None
-        measured, found = result.speedup.estimate, result.profile.prediction
-        cells = [f"`{result.workload}`", f"`{result.label}`", str(result.verdict)]
-        if found is None:
-            rows.append((-1.0, row([*cells, "–", ratio(measured), "–"])))
-            continue
-        known.append(found.ratio)
-        beyond = " **beyond**" if found.refuted else ""
-        most = ratio(found.prediction.speedup)
-        rows.append((found.ratio, row([*cells, most, ratio(measured), f"{found.ratio:.2f}{beyond}"])))
+    ordered = sorted(pairs, key=lambda pair: pair.of_bound, reverse=True)
     head = ["workload", "strategy", "verdict", "predicted at most", "measured", "measured/bound"]
-    lines = [row(head), "|---|---|---|---:|---:|---:|", *(text for _, text in sorted(rows, reverse=True))]
-    return "\n".join([*lines, "", summary(known, len(rows))])
+    lines = [row(head), "|---|---|---|---:|---:|---:|", *(row(cells(pair)) for pair in ordered)]
+    ratios = [pair.of_bound for pair in ordered if pair.predicted]
+    return "\n".join([*lines, "", summary(ratios, len(ordered))])
+
+
+def cells(pair: Pair) -> list[str]:
+    named = [f"`{pair.workload}`", f"`{pair.strategy}`", pair.verdict]
+    if not pair.predicted:
+        return [*named, "–", ratio(pair.measured), "–"]
+    beyond = " **beyond**" if pair.of_bound > ABOVE else ""
+    return [*named, ratio(pair.predicted), ratio(pair.measured), f"{pair.of_bound:.2f}{beyond}"]
 
 
 def row(cells: Sequence[str]) -> str:
