@@ -50,6 +50,7 @@ from optexp.support import sparse
 from optexp.support.reading import read, read_all
 
 Observation = dict[str, Tensor]
+OUTLIVED = 4  # steps after which outputs must still be what they were
 
 
 def observe(program: Program, batch: Batch, noise: int | None = None) -> Observation:
@@ -217,10 +218,11 @@ def carried(state: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> Obser
 
 
 def overwritten(program: Program, first: Batch, second: Batch) -> list[str]:
-    """The outputs of a step that the next one writes over."""
+    """The outputs of a step that one of the next `OUTLIVED` steps writes over: rings of buffers have few of them."""
     outputs = read_all(program.step(program, program.feed.bring(first)))
     kept = compact(outputs, copy=True)
-    program.step(program, program.feed.bring(second))
+    for _ in range(OUTLIVED):
+        program.step(program, program.feed.bring(second))
     left = compact(outputs)
     return [name for name, tensor in kept.items() if not identical(left[name], tensor)]
 

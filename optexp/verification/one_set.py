@@ -183,7 +183,7 @@ def itself(trial: Trial, steps: int, restart: bool) -> None:
 
 
 def exchange(trial: Trial, seed: int) -> None:
-    """Which inputs matter at all, and whether outputs outlive the next step."""
+    """Which inputs matter at all, and whether outputs outlive later steps."""
     verification = trial.verification
     verification.dead = trial.reference.call(Reference.dead)
     verification.constant = trial.reference.call(Reference.constant)
@@ -196,5 +196,5 @@ def exchange(trial: Trial, seed: int) -> None:
             trial.turn(arm, 0, 1).call(Arm.overwritten) for arm in (trial.candidate, trial.yardstick)
         )
         lost = set(candidate) - set(yardstick)
-        text = "the next step writes over it, and the candidate does not say so (Strategy.overwrites)"
+        text = "a later step writes over it, and the candidate does not say so (Strategy.overwrites)"
         trial.add([broken(name, text) for name in sorted(lost)], seed, 1, ONE_BY_ONE)

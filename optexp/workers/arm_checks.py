@@ -201,7 +201,7 @@ class Checks(Timing):
         return batch, seen | drawn
 
     def overwritten(self) -> list[str]:
-        """Outputs that do not outlive the next step."""
+        """Outputs that do not outlive the next few steps."""
         self.restore(fresh=True)
         with self.quiet():
             return overwritten(self.program, self.fresh[0], self.fresh[1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
-from itertools import pairwise
+from itertools import cycle, pairwise
 from random import SystemRandom
 from types import SimpleNamespace
 
@@ -235,6 +235,13 @@ def test_outputs_that_the_next_step_overwrites_have_to_be_declared(check):
     assert check(mlp("forward"), with_step(Buffered()), overwrites=True).ok
 
 
+@pytest.mark.parametrize("buffers", [2, 3, 4])
+def test_outputs_in_a_ring_of_buffers_have_to_be_declared(check, buffers):
+    turns = cycle(Buffered() for _ in range(buffers))
+    found = check(mlp("forward"), with_step(lambda *step: next(turns)(*step)))
+    assert "Strategy.overwrites" in found.headline
+
+
 # --- poison ------------------------------------------------------------------------------------------------------
 
 
@@ -362,17 +369,21 @@ def test_settings_that_changed_are_named_unless_declared_or_the_baselines_too():
     before = process_state.settings()
     try:
         torch.use_deterministic_algorithms(True)
+        torch.set_flush_denormal(True)
         gc.disable()
         after = process_state.settings()
     finally:
         torch.use_deterministic_algorithms(False)
+        torch.set_flush_denormal(False)
         gc.enable()
     candidate, baseline = process_state.History(before, before, after), process_state.History(before, before, after)
     assert set(process_state.undeclared(candidate, baseline, ())) == {
         "torch.are_deterministic_algorithms_enabled",
+        "torch.set_flush_denormal",
         "gc.isenabled",
     }
-    assert process_state.undeclared(candidate, baseline, {"gc.isenabled"}) == {
+    declared = {"gc.isenabled", "torch.set_flush_denormal"}
+    assert process_state.undeclared(candidate, baseline, declared) == {
         "torch.are_deterministic_algorithms_enabled": "False → True"
     }
     assert process_state.undeclared(candidate, process_state.History(before, after, after), ()) == {}
