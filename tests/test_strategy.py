@@ -186,7 +186,7 @@ def test_what_only_a_strategy_imports_is_not_imported_where_the_baseline_is_fork
     class Fake:
         imported: ClassVar[list[str]] = []
 
-        def preload(self, modules: list[str]) -> None:
+        def preload(self, modules: list[str], device_type: str) -> None:
             self.imported += modules
 
         def end_workers(self) -> None:

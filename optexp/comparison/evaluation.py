@@ -154,7 +154,7 @@ def announce(case: Case, started: Started) -> None:
         (session.output / file).write_bytes(content)
     if session.stack:
         session.patch = bare.call(Arm.patch, packed=case.specs()[case.name].pack(), notes=setups[case.name].notes)
-    slower_s = max(setups[started.bare].setup_s, setups[case.name].setup_s)
+    slower_s = max(told.setup_s - told.inherited_s for told in (setups[started.bare], setups[case.name]))
     session.forecast(bare, setups[started.bare], slower_s, case.plan().steps)
 
 

@@ -27,6 +27,7 @@ from optexp.strategy import Composed, Notes, Strategy, captures, compose
 from optexp.support import own_code, sparse
 from optexp.support.memory_plan import Sizes, capacity, choose
 from optexp.user_code.aliasing import holdings, matched
+from optexp.workers import inductor_facts
 from optexp.workers.arm_compiler import Compiled
 from optexp.workers.arm_program import nbytes, workload_info
 from optexp.workers.arm_python_state import moving_state
@@ -121,7 +122,7 @@ class Built(Compiled):
         with known_limits(spec.strategies):
             first, outputs = self._first_steps()
         setup_s = clock.now() - start - first.digest_s - self.logging_s()
-        self._first_step(first)
+        inherited_s = self._first_step(first)
         carries = bool(carried(self.program.state(), self.initial.values))
         self.program.feed.pause()
         if self.device.type == "cuda":
@@ -135,7 +136,7 @@ class Built(Compiled):
         del outputs
         self.plan = choose(Sizes(max(sizes), result_bytes, self._state_bytes()), capacity(self.device), self.plan)
         told = SetUp(
-            setup_s=setup_s,
+            setup_s=setup_s + inherited_s,
             notes=notes,
             random=first.random,
             batch_bytes=sum(sizes) / len(sizes),
@@ -150,6 +151,7 @@ class Built(Compiled):
             workload=workload_info(spec.workload, self.initial.values),
             own_step=self.program.own_step or not type(self.program.optimizer).__module__.startswith(BUILT_IN),
             phases=self.phases,
+            inherited_s=inherited_s,
         )
         if self.in_turns:
             self.rest()
@@ -161,11 +163,13 @@ class Built(Compiled):
         self.phases[name] = now - since
         return now
 
-    def _first_step(self, first: FirstSteps) -> None:
-        """Split the first step into compilation and the rest."""
+    def _first_step(self, first: FirstSteps) -> float:
+        """Split the first step into compilation and the rest; seconds of the compilation before the arm was forked."""
         compiling = min(compile_s(), first.first_s)
-        self.phases |= {"compilation": compiling} if compiling else {}
+        before_s = inductor_facts.spent_s if compiling else 0.0
+        self.phases |= {"compilation": compiling + before_s} if compiling else {}
         self.phases["first step"] = first.first_s - compiling
+        return before_s
 
     def _folded(self, spec: Spec, program: Program) -> tuple[Program, dict[str, Notes]]:
         """The program after every strategy of the stack, and their notes by name.

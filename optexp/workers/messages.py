@@ -53,7 +53,7 @@ class Identity:
 class SetUp:
     """A program that was built, folded over its stack and run for the first time.
 
-    setup_s:     seconds to the first result
+    setup_s:     seconds to the first result;  inherited_s: of them, before the arm was forked
     notes:       of each strategy, by name
     random:      a step draws random numbers
     batch_bytes: mean size of a batch
@@ -85,6 +85,7 @@ class SetUp:
     own_step: bool = False
     rebuilt: bool = False
     phases: dict[str, float] = field(default_factory=dict)
+    inherited_s: float = 0.0
 
 
 @dataclass(frozen=True)

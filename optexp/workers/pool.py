@@ -130,7 +130,8 @@ class ArmPool:
         if (variables or home) and key not in self.launchers:
             self.launchers[key] = Launcher(variables, home)
         chosen = self.launchers[key] if variables or home else launcher()
-        chosen.preload(sorted({module for module in self.preload if _shared(module.partition(".")[0])}))
+        modules = sorted({module for module in self.preload if _shared(module.partition(".")[0])})
+        chosen.preload(modules, self.device.partition(":")[0])
         return chosen
 
     def check_home(self, name: str, arm: Client[Arm]) -> None:

@@ -28,13 +28,14 @@ from typing import Any, NoReturn, TypeVar, assert_never
 from optexp.errors import Failure
 from optexp.support.descent import adopt_orphans
 from optexp.support.nvml_count import SETTING
-from optexp.workers import requests, wire
+from optexp.workers import inductor_facts, requests, wire
 from optexp.workers.client import Worker
 from optexp.workers.home import Home
 from optexp.workers.requests import Ended, Fork, Forked, Preload, Wait
 from optexp.workers.serving import kill_group, serve
 
 T = TypeVar("T")
+INDUCTOR = "torch._inductor.compile_fx"
 
 
 class Launcher:
@@ -69,10 +70,13 @@ class Launcher:
         self._workers: list[Worker[Any]] = []
         self._asked = False
 
-    def preload(self, modules: Sequence[str]) -> None:
-        """Import slow modules once, before workers are forked; does not wait for it."""
+    def preload(self, modules: Sequence[str], device_type: str) -> None:
+        """Import slow modules once, before workers are forked; does not wait for it.
+
+        With Inductor among them, find out what it asks for when it compiles for this type of device.
+        """
         with suppress(OSError):  # the next request finds out that the launcher is gone
-            self.socket.sendall(wire.encode(Preload(list(modules))))
+            self.socket.sendall(wire.encode(Preload(list(modules), device_type)))
 
     def fork(
         self, role: type[T], name: str, log: Path, timeout_s: float, variables: Mapping[str, str] | None = None
@@ -169,6 +173,8 @@ def serve_launcher(descriptor: int) -> None:
                 for module in request.modules:
                     with suppress(Exception, SystemExit):  # an arm that needs it meets the same error, and tells it
                         importlib.import_module(module)
+                if INDUCTOR in request.modules:
+                    inductor_facts.learn(request.device_type)
                 continue  # nobody waits for it
             case Fork():
                 pid = os.fork()

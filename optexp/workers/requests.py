@@ -12,9 +12,10 @@ import msgspec
 
 
 class Preload(msgspec.Struct, frozen=True, tag=True):
-    """Import modules before workers are forked; it has no answer."""
+    """Import modules before workers for this type of device are forked; it has no answer."""
 
     modules: list[str]
+    device_type: str
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):

@@ -59,7 +59,7 @@ def test_an_arm_starts_with_the_variables_of_its_own_stack(
         def __init__(self, variables=(), home=None) -> None:
             self.variables, self.closed = dict(variables), False
 
-        def preload(self, modules) -> None:
+        def preload(self, modules, device_type) -> None:
             pass
 
         def end_workers(self) -> None:

@@ -18,8 +18,11 @@ import torch
 from optexp.equivalence import process_state
 from optexp.errors import FORGED, SPENT, Failure, Unsupported
 from optexp.support.descent import descendants
+from optexp.workers import arm_setup, inductor_facts
+from optexp.workers.arm import Arm
+from optexp.workers.arm_setup import FirstSteps
 from optexp.workers.client import InProcess, Worker
-from optexp.workers.process import Launcher
+from optexp.workers.process import INDUCTOR, Launcher
 
 
 class Misbehaving:
@@ -271,3 +274,29 @@ def test_what_code_in_this_process_does_to_arguments_is_its_own(monkeypatch: pyt
 class Imports(Misbehaving):
     def start(self) -> None:
         sys.argv = ["script.py"]
+
+
+class Compiles(Misbehaving):
+    def facts(self) -> tuple[int, float]:
+        """Answers about instruction sets that this process has kept, and the seconds that facts took."""
+        from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+
+        return valid_vec_isa_list.cache_info().currsize, inductor_facts.spent_s
+
+
+def test_arms_inherit_what_inductor_finds_out_in_every_process(launcher: Launcher, tmp_path: Path) -> None:
+    launcher.preload([INDUCTOR], "cpu")
+    worker = launcher.fork(Compiles, "candidate", tmp_path / "worker.log", timeout_s=20)
+    kept, spent_s = worker.call(Compiles.facts)
+    worker.close()
+    assert kept == 1
+    assert spent_s > 0.05
+
+
+def test_a_set_up_that_compiles_counts_facts_that_it_inherits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor_facts, "spent_s", 1.5)
+    for compile_s, inherited_s in ((0.0, 0.0), (2.0, 1.5)):
+        monkeypatch.setattr(arm_setup, "compile_s", lambda compile_s=compile_s: compile_s)
+        arm = Arm()
+        assert arm._first_step(FirstSteps(False, 0.1, 0.1, 0.0, first_s=3.0)) == inherited_s
+        assert arm.phases.get("compilation", 0.0) == compile_s + inherited_s
