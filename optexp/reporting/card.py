@@ -8,8 +8,10 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from textwrap import fill
+from tokenize import COMMENT, generate_tokens
 from typing import Any
 
 from optexp.records import filenames
@@ -123,15 +125,22 @@ def paste(result: Result, folder: Path) -> tuple[str, str]:
 def recipes(script: str, result: Result) -> str:
     """The sections of repro.py that are the stack's, behind the imports that they need."""
     names = {label.partition("[")[0] for label in result.strategy}
-    kept, inside = list[str](), False
-    for line in script.splitlines():
-        if heading := HEADING.match(line):
-            inside = heading[1].partition(":")[0] in names
-            kept += [f"# {heading[1]}"] * inside
+    kept, inside, headings = list[str](), False, _headings(script)
+    for number, line in enumerate(script.splitlines(), 1):
+        if heading := headings.get(number):
+            inside = heading.partition(":")[0] in names
+            kept += [f"# {heading}"] * inside
         elif inside:
             kept.append(line)
     text = re.sub(r"\n{2,}", "\n", "\n".join(kept)).strip()
     return "\n".join([*_imports(script, text), text])
+
+
+def _headings(script: str) -> dict[int, str]:
+    """Titles of the sections by line number; modules that the script carries as text have headings of their own."""
+    comments = (token for token in generate_tokens(StringIO(script).readline) if token.type == COMMENT)
+    found = ((token.start[0], HEADING.match(token.line)) for token in comments)
+    return {line: heading[1] for line, heading in found if heading}
 
 
 def _imports(script: str, used_by: str) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from optexp.export.vendoring import carried
 from optexp.records import filenames
 from optexp.records.measurement import Cost, Watch
 from optexp.reporting import card
@@ -49,6 +50,16 @@ def test_a_card_has_gain_cost_memory_verification_and_lines(tmp_path: Path) -> N
         assert part in text, part
     assert "Net()" not in text
     assert Image.open(tmp_path / "plots" / "card.png").width > 1000
+
+
+def test_modules_that_a_script_carries_have_headings_of_their_own(tmp_path: Path) -> None:
+    kernels = f"{carried(['kernels.gelu', 'transforms.rewriting'])}model = put_in(model)\n"
+    (tmp_path / "repro.py").write_text(SCRIPT.replace("step = captured(step)\n", kernels))
+    card.write(RESULTS["FASTER"], tmp_path)
+    text = (tmp_path / "card.md").read_text()
+    assert text.count("# ---") > 0
+    assert "model = put_in(model)\nmodel.forward = MethodType(step, model)\n```" in text
+    assert "Net()" not in text
 
 
 def test_without_a_horizon_a_million_steps_are_counted() -> None:
