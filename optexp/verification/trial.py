@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 SIDE_BY_SIDE = 2**28  # bytes of a run's tensors: with more of them, the baseline and the reference take turns
 SPREAD_RUNS = 5  # yardstick runs of a baseline that does not repeat itself
+STRAY = 2.0  # of a limit: the most that such a baseline's own run may use of it and count as a further yardstick run
 
 
 @dataclass(frozen=True)
@@ -229,6 +230,31 @@ def decided(judged: Callable[[], T]) -> T | None:
         if reason.type != NoReference.__name__:
             raise
         return None
+
+
+@dataclass
+class Strays:
+    """Runs of the baseline that its own limits refuse: one that lies just outside is a measure as the others are.
+
+    seen: steps and tensors that a run has widened the yardsticks for
+    """
+
+    reference: Client[Reference]
+    seen: set[tuple[int, str]] = field(default_factory=set)
+
+    def judge(self, step: int) -> None:
+        """Judge the run that was conveyed last.
+
+        Raises:
+            NoYardstick: It lies far outside of the limits, or another run has widened them already.
+        """
+        wrong = [finding for finding in self.reference.call(Reference.judge, step=step) if not finding.ok]
+        for finding in wrong:
+            if finding.used > STRAY or (step, finding.tensor) in self.seen:
+                raise NoYardstick(finding)
+        if wrong:
+            self.reference.call(Reference.yardstick, step=step)
+            self.seen |= {(step, finding.tensor) for finding in wrong}
 
 
 class NoYardstick(Failure):
