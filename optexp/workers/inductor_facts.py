@@ -11,14 +11,9 @@ import time
 from contextlib import suppress
 from importlib import import_module
 
-_FACTS = {  # functions that keep their answer, by device type
-    "cuda": ("torch._inductor.codecache:torch_key", "torch._inductor.codecache:triton_key"),
-    "cpu": (
-        "torch._inductor.codecache:torch_key",
-        "torch._inductor.codecache:triton_key",
-        "torch._inductor.cpu_vec_isa:valid_vec_isa_list",
-    ),
-}
+# Functions that keep their answer.
+_OF_FILES = ("torch._inductor.codecache:torch_key", "torch._inductor.runtime.triton_compat:triton_key")
+_FACTS = {"cuda": _OF_FILES, "cpu": (*_OF_FILES, "torch._inductor.cpu_vec_isa:valid_vec_isa_list")}
 spent_s = 0.0
 
 
