@@ -1,6 +1,7 @@
 """The benchmark of mode=auto against all subsets: what it runs, resumes, and prints."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,27 @@ def test_subjects_exist() -> None:
     for subject in subjects(Path("cases")):
         settings = [*benchmark.FIXED, *subject.overrides, f"strategy=[{','.join(subject.strategies)}]"]
         assert set(search_path.compose(settings).strategy) == set(subject.strategies)
+
+
+def test_a_search_that_broke_off_has_no_winner_and_is_made_again_with_what_follows_it(
+    tmp_path: Path, asked: list[tuple[str, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, working = tmp_path / "store.json", benchmark.run
+    broken = job(AUTO, FOUR, speedup=None)
+    monkeypatch.setattr(benchmark, "run", lambda subject, kind, *rest: (
+        replace(broken, verdict="ERROR") if kind == AUTO else working(subject, kind, *rest)))  # fmt: skip
+    work(options(tmp_path))
+    assert DIRECT not in [kind for kind, *_ in asked]
+    assert "| ERROR | – |" in table(read(store), subjects(None))
+    benchmark.add(store, job(DIRECT, "", "fusion+amp", speedup=0.1))
+    monkeypatch.setattr(benchmark, "run", working)
+    asked.clear()
+    work(options(tmp_path, "--again", "ERROR"))
+    assert asked == [(AUTO, FOUR, ""), (DIRECT, "amp", "fusion+amp")]
+    assert (DIRECT, "") not in [key[1:3] for key in read(store)]
+
+
+def test_the_best_subset_is_a_faster_one() -> None:
+    undecided = replace(job(SUBSET, "amp", speedup=9.0), verdict="INCONCLUSIVE")
+    found = {each.key: each for each in (undecided, job(SUBSET, "fusion", speedup=1.5))}
+    assert benchmark.best(subjects(None)[0], found) == "fusion"

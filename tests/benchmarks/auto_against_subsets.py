@@ -31,11 +31,12 @@ from pathlib import Path
 
 from optexp import api
 from optexp.comparison import runner
-from optexp.result import Result
+from optexp.result import Result, Verdict
 from optexp.workers import launching
 
 QUICK = ["measurement=quick", "measurement.process_s=2", "measurement.warmup_s=1", "profile.details=false"]
 FIXED = [*QUICK, "tracking.enabled=false", "environment.allow_foreign=true", "patch=faster"]
+ERROR, FASTER = str(Verdict.ERROR), str(Verdict.FASTER)
 KINDS = SUBSET, AUTO, DIRECT = "subset", "auto", "direct"
 
 
@@ -118,11 +119,14 @@ def add(store: Path, job: Job) -> None:
 
 
 def forget(store: Path, verdicts: Sequence[str], names: Sequence[str]) -> None:
-    """Remove jobs of these subjects that ended in one of these verdicts."""
+    """Remove jobs of these subjects that ended in one of these verdicts, and comparisons with their winners."""
     if verdicts:
         with alone(store):
             jobs = read(store).values()
-            write(store, [job for job in jobs if job.verdict not in verdicts or job.subject not in names])
+            gone = {job.key for job in jobs if job.verdict in verdicts and job.subject in names}
+            searched = {job.subject for job in jobs if job.key in gone and job.kind == AUTO}
+            gone |= {job.key for job in jobs if job.kind == DIRECT and job.subject in searched}
+            write(store, [job for job in jobs if job.key not in gone])
 
 
 @contextmanager
@@ -176,6 +180,8 @@ def missing(subject: Subject, found: Mapping[tuple[str, str, str, str], Job]) ->
     auto = found.get((subject.name, AUTO, among, ""))
     if auto is None:
         return AUTO, among, ""
+    if auto.verdict == ERROR:
+        return None  # it has no winner to compare
     strongest = best(subject, found)
     if same(auto.winner, strongest) or (subject.name, DIRECT, auto.winner, strongest) in found:
         return None
@@ -183,11 +189,10 @@ def missing(subject: Subject, found: Mapping[tuple[str, str, str, str], Job]) ->
 
 
 def best(subject: Subject, found: Mapping[tuple[str, str, str, str], Job]) -> str:
-    """The subset with the largest estimate; the empty one where none is above 1."""
+    """The FASTER subset with the largest estimate; the empty one where none is FASTER."""
     tried = [found.get((subject.name, SUBSET, stack, "")) for stack in subject.subsets()]
-    speedups = {job.stack: job.speedup for job in tried if job is not None and job.speedup is not None}
-    strongest = max(speedups, key=lambda stack: speedups[stack], default="")
-    return strongest if speedups.get(strongest, 0.0) > 1 else ""
+    speedups = {job.stack: job.speedup for job in tried if job and job.speedup and job.verdict == FASTER}
+    return max(speedups, key=lambda stack: speedups[stack], default="")
 
 
 def same(one: str, other: str) -> bool:
@@ -235,7 +240,7 @@ def cells(subject: Subject, found: Mapping[tuple[str, str, str, str], Job], jobs
     if auto is None:
         return [*first, "–", "–", "–", "–", spent, "–", *last]
     gained = f"{auto.speedup:.3g}× ({auto.verdict})" if auto.speedup else auto.verdict
-    compared, count = ratio(subject, found, auto, strongest), f"{auto.trials} of 16"
+    compared, count = "–" if auto.verdict == ERROR else ratio(subject, found, auto, strongest), f"{auto.trials} of 16"
     return [*first, f"`{auto.winner or 'none'}`", gained, compared, count, spent, f"{auto.seconds:.0f}", *last]
 
 
