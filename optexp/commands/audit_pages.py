@@ -13,10 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from optexp.config.search_path import CONF
 from optexp.measurement.settings import MeasurementSettings
+from optexp.support.units import ratio
 
 ROOT = CONF.parent
 MIN_EFFECT = MeasurementSettings().min_effect  # share of a step; pages are measured by the presets, which keep it
@@ -207,8 +209,48 @@ def _kernelbench(page: Page, text: str, lines: Sequence[Mapping[str, Any]]) -> N
             page.hold(f"{line['problem']}: {heading}", rows[line["problem"]][heading], figure)
 
 
+def _kernelbench_level1(page: Page, text: str, records: Sequence[Mapping[str, Any]]) -> None:
+    """Verdicts and seconds by the size of the inputs."""
+    answer = re.search(r"\*\*Answer\.\*\* (\d+) of (\d+) files are VERIFIED", text)
+    verified = sum(record["verdict"] == "VERIFIED" for record in records)
+    page.hold("files", answer and answer.groups(), (str(verified), str(len(records))))
+    for row in (row for table in tables(text) for row in table):
+        least, most = (float(size) for size in NUMBER.findall(row["inputs"]))
+        chosen = [record for record in records if least <= record["input_gib"] < most]
+        seconds = sorted(record["seconds"] for record in chosen)
+        given = {
+            "files": str(len(chosen)),
+            "VERIFIED": str(sum(record["verdict"] == "VERIFIED" for record in chosen)),
+            "shortest [s]": f"{seconds[0]:.0f}",
+            "median [s]": f"{median(seconds):.0f}",
+            "longest [s]": f"{seconds[-1]:.0f}",
+        }
+        for heading, figure in given.items():
+            page.hold(f"{row['inputs']}: {heading}", row[heading], figure)
+
+
+def _bounds(page: Page, text: str, records: Sequence[Mapping[str, Any]]) -> None:
+    """A row of each measured subset that has a bound, in the section of subsets."""
+    known = [r for r in records if r["kind"] == "subset" and r["speedup"] and r["predicted"]]
+    section = text.partition("## Subsets of four strategies")[2].partition("\n## ")[0]
+    rows = {(row["workload"], row["strategy"]): row for table in tables(section) for row in table}
+    page.hold("pairs", sorted(rows), sorted((f"`{r['subject']}`", f"`{r['stack']}`") for r in known))
+    for record in known:
+        name = f"`{record['subject']}`", f"`{record['stack']}`"
+        given = {
+            "verdict": record["verdict"],
+            "predicted at most": ratio(record["predicted"]),
+            "measured": ratio(record["speedup"]),
+            "measured/bound": f"{record['speedup'] / record['predicted']:.2f}",
+        }
+        for heading, figure in given.items():
+            page.hold(f"{' '.join(name)}: {heading}", rows.get(name, {}).get(heading), figure)
+
+
 Derive = Callable[[Page, str, Any], None]
 DERIVED: Mapping[str, tuple[str, Derive]] = {
+    "bounds": ("subsets.json", _bounds),
     "verdicts": ("honest.json", _honest),
     "kernelbench": ("kernelbench.jsonl", _kernelbench),
+    "kernelbench_level1": ("kernelbench_level1.json", _kernelbench_level1),
 }

@@ -186,8 +186,8 @@ def run(worker: Worker, path: Path, options: argparse.Namespace, limit_s: float,
         if done and record.exists():
             facts = json.loads(record.read_text())
             notes = tuple(note for note in facts.get("notes", ()) if note.startswith(MEMORY_NOTES))
-            told = facts["verdict"], facts["headline"]
-            return Outcome(name, options.strategy, *told, seconds, input_gib, notes, facts["device"])
+            told, card = (facts["verdict"], facts["headline"]), str(facts["environment"].get("gpu") or facts["device"])
+            return Outcome(name, options.strategy, *told, seconds, input_gib, notes, card)
     late = seconds >= limit_s
     said = f"no verdict within {limit_s:.0f} s" if late else "the process that compares ended without a record"
     return Outcome(name, options.strategy, CUT if late else "ERROR", said, seconds, input_gib)
