@@ -179,6 +179,10 @@ def test_a_precision_without_a_yardstick_is_refused_in_a_sentence() -> None:
 class Preloads(Allocates):
     preload: ClassVar = ("torch._dynamo", "torch_of_mine", "slows_all_others", "optexp.strategies.mine")
 
+    def environment(self) -> Mapping[str, str]:
+        """None: its arm and the baseline's are forked from one launcher."""
+        return {}
+
 
 def test_what_only_a_strategy_imports_is_not_imported_where_the_baseline_is_forked_from(
     tmp_path: Path, experiment: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
@@ -198,5 +202,7 @@ def test_what_only_a_strategy_imports_is_not_imported_where_the_baseline_is_fork
     with Progress() as progress:
         session = Session(asked, "cpu", tmp_path, Stopwatch(), progress)
         session.pool.launcher(())
+        assert Fake.imported == []
+        session.pool.launcher(session.stack)
         session.close()
     assert Fake.imported == ["torch._dynamo"]

@@ -112,9 +112,8 @@ class Session:
             except ValueError as reason:
                 raise ConfigError(f"isolation=none measures one process: {reason}") from None
         cores = self.machine.cores
-        preload = {module for part in (*self.stack, *self.baseline, self.workload) for module in part.preload}
-        logs = self.output / "arms"
-        self.pool = ArmPool(self.device, self.isolated, logs, e.timeout_s, preload, self._empty_caches())
+        logs, caches = self.output / "arms", self._empty_caches()
+        self.pool = ArmPool(self.device, self.isolated, logs, e.timeout_s, self.workload.preload, caches)
         self.result.fingerprint = fingerprint(self.result, len(cores))
         self.result.notes, self.result.draws = list(e.notes), self.draws
         count = f"{len(cores)} core{'s' if len(cores) > 1 else ''}"
@@ -130,7 +129,6 @@ class Session:
         e = self.experiment
         self.experiment = replace(comparing(e, stack, e.baseline, mode=e.mode), notes=e.notes)
         self.stack = Composed(stack)
-        self.pool.preload = {*self.pool.preload, *(module for part in stack for module in part.preload)}
         self.result.strategy, self.result.config = list(self.stack.labels), self._config()
         self.result.fingerprint = fingerprint(self.result, len(self.machine.cores))
 

@@ -45,7 +45,7 @@ class ArmPool:
         isolated: Each worker is a process of its own; else all are objects in this process.
         logs: Folder of one log for each worker.
         timeout_s: Longest answer of a worker.
-        preload: Modules of the workload and of all strategies that take long to import.
+        preload: Modules that take long to import: of the workload and, in a search, of strategies that it tries.
         caches: Environment variables of compile caches that begin empty.
         homes: Of the arms, where two versions of the user's code are compared.
         until_s: Time of `time.monotonic` after which no worker's answer is awaited.
@@ -75,9 +75,11 @@ class ArmPool:
         """
         order = list(dict.fromkeys([*first, *specs]))
         starting, done = dict[str, Starting[Arm, SetUp]](), dict[str, SetUp]()
-        if not in_turns:
-            starting = self.start(specs)
+        if not in_turns:  # arms without strategies are set up while the launcher imports what strategies need
+            plain = {name: spec for name, spec in specs.items() if not spec.strategies}
+            starting = self.start(plain)
             reference = self.start_reference(judge)
+            starting |= self.start({name: spec for name, spec in specs.items() if name not in plain})
         for name in order:
             if in_turns:
                 starting |= self.start({name: specs[name]})
@@ -130,7 +132,8 @@ class ArmPool:
         if (variables or home) and key not in self.launchers:
             self.launchers[key] = Launcher(variables, home)
         chosen = self.launchers[key] if variables or home else launcher()
-        modules = sorted({module for module in self.preload if _shared(module.partition(".")[0])})
+        slow = {*self.preload, *(module for strategy in stack for module in strategy.preload)}
+        modules = sorted(module for module in slow if _shared(module.partition(".")[0]))
         chosen.preload(modules, self.device.partition(":")[0])
         return chosen
 
