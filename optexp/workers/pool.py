@@ -76,6 +76,7 @@ class ArmPool:
         order = list(dict.fromkeys([*first, *specs]))
         starting, done = dict[str, Starting[Arm, SetUp]](), dict[str, SetUp]()
         if not in_turns:  # arms without strategies are set up while the launcher imports what strategies need
+            self._open(specs)
             plain = {name: spec for name, spec in specs.items() if not spec.strategies}
             starting = self.start(plain)
             reference = self.start_reference(judge)
@@ -91,14 +92,17 @@ class ArmPool:
 
     def start(self, specs: Mapping[str, Spec]) -> dict[str, Starting[Arm, SetUp]]:
         """Begin to set up several arms side by side."""
-        if self.isolated:
-            for name, spec in specs.items():
-                self.launcher(spec.strategies, name)  # those that are not there yet begin to start, side by side
+        self._open(specs)
         starting = {}
         for name, spec in specs.items():
             arm = self.arm(Arm, name, spec.strategies)
             starting[name] = Starting(arm, arm.start(Arm.setup, packed=replace(spec, name=name).pack()))
         return starting
+
+    def _open(self, specs: Mapping[str, Spec]) -> None:
+        """Begin to start the launchers that are not there yet, side by side."""
+        for name, spec in specs.items() if self.isolated else ():
+            self._launcher(spec.strategies, name)
 
     def start_reference(self, spec: Spec, name: str = "reference") -> Starting[Reference, WorkloadInfo]:
         """Begin to set up the process that judges."""
@@ -122,6 +126,14 @@ class ArmPool:
         return worker
 
     def launcher(self, stack: Sequence[Strategy], arm: str = "") -> Launcher:
+        """The launcher of an arm, which imports what the arm's strategies need before it forks the next one."""
+        chosen = self._launcher(stack, arm)
+        slow = {*self.preload, *(module for strategy in stack for module in strategy.preload)}
+        modules = sorted(module for module in slow if _shared(module.partition(".")[0]))
+        chosen.preload(modules, self.device.partition(":")[0])
+        return chosen
+
+    def _launcher(self, stack: Sequence[Strategy], arm: str) -> Launcher:
         """The shared launcher, or one of this comparison's own where an arm needs environment variables or has a home.
 
         An arm has the variables of its own stack and no other: those are compared.
@@ -131,11 +143,7 @@ class ArmPool:
         key = frozenset(variables.items()), home
         if (variables or home) and key not in self.launchers:
             self.launchers[key] = Launcher(variables, home)
-        chosen = self.launchers[key] if variables or home else launcher()
-        slow = {*self.preload, *(module for strategy in stack for module in strategy.preload)}
-        modules = sorted(module for module in slow if _shared(module.partition(".")[0]))
-        chosen.preload(modules, self.device.partition(":")[0])
-        return chosen
+        return self.launchers[key] if variables or home else launcher()
 
     def check_home(self, name: str, arm: Client[Arm]) -> None:
         """Refuse an arm of one version that imported code of another.
