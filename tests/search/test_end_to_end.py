@@ -257,7 +257,7 @@ from optexp.strategy import BITWISE, Evidence, Stage, Strategy
 
 
 class Waits(nn.Module):
-    """Waits twice, and a third time while it waits once."""
+    """Waits twice, and longer while it waits once."""
 
     def __init__(self):
         super().__init__()
@@ -268,7 +268,7 @@ class Waits(nn.Module):
         for _ in self.waits:
             time.sleep(0.004)
         if self.waits == {"one"}:
-            time.sleep(0.006)
+            time.sleep(0.012)
         return self.line(x)
 
 
