@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,18 @@ from optexp.comparison.session import Session
 from optexp.config import search_path
 from optexp.errors import ConfigError, TrackingError
 from optexp.records import filenames
-from optexp.records.folder import full, tolerating
+from optexp.records.folder import drawing, full, tolerating
 from optexp.reporting import card, compiler_page, logged, report, terminal, tracking, waterfall
 from optexp.reporting.tracking import Run
 from optexp.result import Problem, Result, Verdict
 from optexp.workers.serving import describe
 
+DRAWN: Mapping[str, Callable[[Result, Path], object]] = {  # of the record, for reading
+    "the waterfall": waterfall.draw,
+    "the decision card": card.write,
+    "the report": lambda result, output: report.write(result, output / filenames.REPORT),
+    "the compiler's page": compiler_page.write,
+}
 PARENT_RUN = "OPTEXP_PARENT_RUN"  # environment variable, set by a sweep: id of its MLflow run
 
 
@@ -67,10 +74,9 @@ class Recorder:
         self.session.progress.expect(0.0)
         with self.session.working("record", "writing the report"), tolerating(result.notes):
             self._write(result)
-            waterfall.draw(result, self.output)
-            card.write(result, self.output)
-            report.write(result, self.output / filenames.REPORT)
-            compiler_page.write(result, self.output)
+            for what, draw in DRAWN.items():
+                with drawing(what, result.notes):
+                    draw(result, self.output)
         self.session.progress.stop()
         self.show(result, self.output, None if search_path.in_sweep() else self.run)  # a sweep names the store once
         with self.watch.phase("tracking"), tolerating(result.notes):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -73,6 +75,24 @@ def refusal(error: BaseException) -> str | None:
 
 def _sentence(path: Path | None, error: OSError) -> str:
     return f"cannot write {path or 'a file'}: {error.strerror or error}; {ADVICE}"
+
+
+class NotDrawn(UserWarning):
+    """A page or a picture of a record could not be made: an error of optexp's own."""
+
+
+@contextmanager
+def drawing(what: str, notes: list[str]) -> Iterator[None]:
+    """Make a page or a picture of a record: an error in it costs the page, not the verdict. Warns, and adds a note."""
+    try:
+        yield
+    except OSError:  # of the disk: see `tolerating`
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        note = f"{what} could not be made: {type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
+        warnings.warn(note, NotDrawn, stacklevel=2)
+        notes.append(note)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from optexp.comparison import recorder
 from optexp.comparison.recorder import Recorder
 from optexp.errors import ConfigError
 from optexp.records import folder
-from optexp.records.folder import claim, full, refusal, tolerating
+from optexp.records.folder import NotDrawn, claim, drawing, full, refusal, tolerating
 from optexp.result import Result, Verdict
 from optexp.support.stopwatch import Stopwatch
 
@@ -119,3 +119,13 @@ def test_a_run_that_is_interrupted_while_it_starts_leaves_one_too(
     recorder.not_built(KeyboardInterrupt("SIGINT"), config, tmp_path, lambda *_: pytest.fail("nothing is shown"))
     assert Result.read(tmp_path / "result.json").headline == "ERROR: interrupted (SIGINT) during its start"
     assert "mlp · baseline  INTERRUPTED (SIGINT) during its start: " in capsys.readouterr().out
+
+
+def test_a_page_that_cannot_be_made_costs_the_page_and_not_the_verdict() -> None:
+    notes: list[str] = []
+    with pytest.warns(NotDrawn, match="the report could not be made: KeyError: 'absent'"), drawing("the report", notes):
+        _ = dict[str, str]()["absent"]
+    assert notes[0].startswith("the report could not be made: KeyError: 'absent' (test_folder.py:")
+    with pytest.raises(OSError, match="full"), drawing("the report", notes):
+        raise OSError("full")
+    assert len(notes) == 1
