@@ -67,7 +67,7 @@ def test_a_later_run_goes_on_and_makes_anew_what_is_asked_for(
 
 def test_equal_stacks_are_not_compared(tmp_path: Path, asked: list[tuple[str, str, str]]) -> None:
     store = tmp_path / "store.json"
-    benchmark.write(store, [job(AUTO, FOUR, winner="amp+fusion", speedup=2.4)])  # in another order
+    benchmark.kept(store).write([job(AUTO, FOUR, winner="amp+fusion", speedup=2.4)])  # in another order
     work(options(tmp_path))
     assert DIRECT not in [kind for kind, *_ in asked]
     assert "1 (the same stack)" in table(read(store), subjects(None))
@@ -89,7 +89,7 @@ def test_a_search_that_broke_off_has_no_winner_and_is_made_again_with_what_follo
     work(options(tmp_path))
     assert DIRECT not in [kind for kind, *_ in asked]
     assert "| ERROR | – |" in table(read(store), subjects(None))
-    benchmark.add(store, job(DIRECT, "", "fusion+amp", speedup=0.1))
+    benchmark.kept(store).add(job(DIRECT, "", "fusion+amp", speedup=0.1))
     monkeypatch.setattr(benchmark, "run", working)
     asked.clear()
     work(options(tmp_path, "--again", "ERROR"))

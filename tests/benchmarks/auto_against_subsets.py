@@ -18,21 +18,21 @@ use another store for other overrides and for another kind of device.
 from __future__ import annotations
 
 import argparse
-import fcntl
-import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # of a checkout
 
 from optexp import api
 from optexp.comparison import runner
 from optexp.result import Result, Verdict
 from optexp.workers import launching
+from tests.benchmarks.kept import Kept
 
 QUICK = ["measurement=quick", "measurement.process_s=2", "measurement.warmup_s=1", "profile.details=false"]
 FIXED = [*QUICK, "tracking.enabled=false", "environment.allow_foreign=true", "patch=faster"]
@@ -108,40 +108,23 @@ class Job:
         return self.subject, self.kind, self.stack, self.against
 
 
-def read(store: Path) -> dict[tuple[str, str, str, str], Job]:
-    jobs = (Job(**facts) for facts in json.loads(store.read_text())) if store.exists() else ()
-    return {job.key: job for job in jobs}
+def kept(store: Path) -> Kept[Job]:
+    return Kept(store, Job)
 
 
-def add(store: Path, job: Job) -> None:
-    with alone(store):
-        write(store, [*({**read(store), job.key: job}).values()])
+def read(store: Path) -> dict[Hashable, Job]:
+    return kept(store).rows()
 
 
 def forget(store: Path, verdicts: Sequence[str], names: Sequence[str]) -> None:
     """Remove jobs of these subjects that ended in one of these verdicts, and comparisons with their winners."""
     if verdicts:
-        with alone(store):
+        with kept(store).alone():
             jobs = read(store).values()
             gone = {job.key for job in jobs if job.verdict in verdicts and job.subject in names}
             searched = {job.subject for job in jobs if job.key in gone and job.kind == AUTO}
             gone |= {job.key for job in jobs if job.kind == DIRECT and job.subject in searched}
-            write(store, [job for job in jobs if job.key not in gone])
-
-
-@contextmanager
-def alone(store: Path) -> Iterator[None]:
-    """No other run reads or writes the store meanwhile."""
-    store.parent.mkdir(parents=True, exist_ok=True)
-    with store.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def write(store: Path, jobs: Sequence[Job]) -> None:
-    partial = store.with_suffix(".partial")
-    partial.write_text(json.dumps([asdict(job) for job in jobs], indent=1) + "\n")
-    partial.replace(store)
+            kept(store).write(job for job in jobs if job.key not in gone)
 
 
 # --- jobs ----------------------------------------------------------------------------------------------------------
@@ -171,7 +154,7 @@ def of_result(result: Result, subject: str, kind: str, stack: str, against: str,
     return Job(subject, kind, stack, against, *facts, winner=winner, trials=len(result.trials), predicted=predicted)
 
 
-def missing(subject: Subject, found: Mapping[tuple[str, str, str, str], Job]) -> tuple[str, str, str] | None:
+def missing(subject: Subject, found: Mapping[Hashable, Job]) -> tuple[str, str, str] | None:
     """Kind, stack and baseline of the subject's next job; None where it has all."""
     for stack in subject.subsets():
         if (subject.name, SUBSET, stack, "") not in found:
@@ -188,7 +171,7 @@ def missing(subject: Subject, found: Mapping[tuple[str, str, str, str], Job]) ->
     return DIRECT, auto.winner, strongest
 
 
-def best(subject: Subject, found: Mapping[tuple[str, str, str, str], Job]) -> str:
+def best(subject: Subject, found: Mapping[Hashable, Job]) -> str:
     """The FASTER subset with the largest estimate; the empty one where none is FASTER."""
     tried = [found.get((subject.name, SUBSET, stack, "")) for stack in subject.subsets()]
     speedups = {job.stack: job.speedup for job in tried if job and job.speedup and job.verdict == FASTER}
@@ -210,7 +193,7 @@ def work(options: argparse.Namespace) -> None:
                 print(f"{subject.name}: no time for {following[0]}: run the command again to go on", flush=True)
                 break
             job = run(subject, *following, options)
-            add(options.store, job)
+            kept(options.store).add(job)
             beside = f" against {job.against}" if job.against else ""
             print(f"{job.seconds:6.1f} s  {job.subject}, {job.kind} {job.stack}{beside}: {job.headline}", flush=True)
 
@@ -218,19 +201,19 @@ def work(options: argparse.Namespace) -> None:
 # --- the table -----------------------------------------------------------------------------------------------------
 
 
-def table(found: Mapping[tuple[str, str, str, str], Job], known: Sequence[Subject]) -> str:
+def table(found: Mapping[Hashable, Job], known: Sequence[Subject]) -> str:
     """Markdown: a row for each subject that has a job."""
     columns = ["subject", "best subset", "speedup", "auto's winner", "speedup", "auto/best", "auto's trials"]
     columns += ["seconds: subsets", "auto", "subsets tried", "device"]
     lines = [row(columns), "|---" * len(columns) + "|"]
     for subject in known:
-        jobs = [job for key, job in found.items() if key[0] == subject.name]
+        jobs = [job for job in found.values() if job.subject == subject.name]
         if jobs:
             lines.append(row(cells(subject, found, jobs)))
     return "\n".join(lines)
 
 
-def cells(subject: Subject, found: Mapping[tuple[str, str, str, str], Job], jobs: Sequence[Job]) -> list[str]:
+def cells(subject: Subject, found: Mapping[Hashable, Job], jobs: Sequence[Job]) -> list[str]:
     strongest, subsets = best(subject, found), [job for job in jobs if job.kind == SUBSET]
     auto = found.get((subject.name, AUTO, "+".join(subject.strategies), ""))
     of_best = found[subject.name, SUBSET, strongest, ""].speedup if strongest else 1.0
@@ -244,9 +227,9 @@ def cells(subject: Subject, found: Mapping[tuple[str, str, str, str], Job], jobs
     return [*first, f"`{auto.winner or 'none'}`", gained, compared, count, spent, f"{auto.seconds:.0f}", *last]
 
 
-def ratio(subject: Subject, found: Mapping[tuple[str, str, str, str], Job], auto: Job, strongest: str) -> str:
+def ratio(subject: Subject, found: Mapping[Hashable, Job], auto: Job, strongest: str) -> str:
     """How fast auto's winner is beside the best subset, with its interval where both were compared directly."""
-    subsets = [job for key, job in found.items() if key[:2] == (subject.name, SUBSET)]
+    subsets = [job for job in found.values() if (job.subject, job.kind) == (subject.name, SUBSET)]
     if len(subsets) < len(list(subject.subsets())) or not any(job.speedup for job in subsets):
         return "–"
     if same(auto.winner, strongest):

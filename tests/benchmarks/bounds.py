@@ -6,17 +6,19 @@ python tests/benchmarks/bounds.py STORE.json    subsets, as `auto_against_subset
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # of a checkout
 
 from optexp.records.prediction import ABOVE
-from optexp.result import Result
 from optexp.support.units import ratio
 from tests.benchmarks import auto_against_subsets as subsets
+from tests.benchmarks import every_verdict
+from tests.benchmarks.kept import Kept
 
 NEAR = 1.3  # a measurement within this factor of its bound
 
@@ -41,25 +43,13 @@ class Pair:
         return self.measured / self.predicted if self.predicted else -1.0
 
 
-def read(path: Path) -> list[Pair]:
-    """Comparisons with a measured speedup, of a folder of records or of a store of subsets."""
-    return list(of_store(path) if path.is_file() else of_folder(path))
-
-
-def of_folder(folder: Path) -> Iterator[Pair]:
-    for path in sorted(folder.rglob("result.json")):
-        result = Result.read(path)
-        if result.speedup is not None and result.verdict.measured:
-            found = result.profile.prediction
-            predicted = found.prediction.speedup if found else None
-            facts = result.workload, result.label, str(result.verdict), result.speedup.estimate
-            yield Pair(*facts, predicted)
-
-
-def of_store(store: Path) -> Iterator[Pair]:
-    for job in subsets.read(store).values():
-        if job.kind == subsets.SUBSET and job.speedup is not None:
-            yield Pair(job.subject, job.stack, job.verdict, job.speedup, job.predicted)
+def read(store: Path) -> list[Pair]:
+    """Comparisons with a measured speedup: of subsets, or of strategies alone."""
+    if any("subject" in facts for facts in json.loads(store.read_text())):
+        jobs = [job for job in subsets.read(store).values() if job.kind == subsets.SUBSET]
+        return [Pair(j.subject, j.stack, j.verdict, j.speedup, j.predicted) for j in jobs if j.speedup is not None]
+    pairs = Kept(store, every_verdict.Pair).rows().values()
+    return [Pair(p.workload, p.strategy, p.verdict, p.estimate, p.predicted) for p in pairs if p.estimate is not None]
 
 
 def table(pairs: Iterable[Pair]) -> str:

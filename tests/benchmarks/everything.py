@@ -101,7 +101,7 @@ GROUPS: dict[str, list[Job]] = {
     "strategies": [
         gpu_tests("gains", 400, f"-s {GAINS}", processes=0, slow=True),
         Job("pairs", 400, f"{BENCHMARKS}/pairs.py run {{}} 5"),
-        Job("every_verdict", 600, f"{BENCHMARKS}/every_verdict.py run {{}}"),
+        Job("every_verdict", 600, f"{BENCHMARKS}/every_verdict.py {{}}/pairs.json --seconds 600"),
         job("other_workloads", 400, f"-m workload={OTHERS} strategy=fusion,cuda_graph {BRIEF}"),
     ],
     "equivalence": [
