@@ -13,7 +13,7 @@ from optexp.strategy import BITWISE, Contract
 from optexp.verification.checks import Progress, checks
 from optexp.verification.one_set import CHANCE, one_set
 from optexp.verification.outcome import aggregate, failure
-from optexp.verification.trial import Plan, Trial, deliver
+from optexp.verification.trial import Plan, Trial, convey, deliver
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 from optexp.workers.reference import Reference
@@ -95,7 +95,13 @@ def verify_randomness(
     deliver(reference, (yardstick, candidate), range(1), NORMAL)
     expected, found = yardstick.call(Arm.throw, unit=unit), candidate.call(Arm.throw, unit=unit)
     zeros = reference.call(Reference.zeros) if expected.moments else {}
-    findings, verification.randomness = randomness.compare(found, expected, unit, zeros)
+    findings, figures = randomness.compare(found, expected, unit, zeros)
+    convey(yardstick.call(Arm.thrown), yardstick, reference)
+    reference.call(Reference.keep_thrown)
+    convey(candidate.call(Arm.thrown), candidate, reference)
+    together, scatter = reference.call(Reference.scatter, shapes=expected.shapes, unit=unit, zeros=list(zeros))
+    findings += together
+    verification.randomness = replace(figures, scatter=scatter)
     failed = [replace(finding, seed=seed) for finding in findings]
     verification.gates[randomness.GATE] = GateResult(not failed)
     verification.failures += failed
