@@ -22,13 +22,14 @@ from optexp.records.verification import Finding, Scatter
 
 MANY_S = 1.0  # more draws than `randomness.SEEDS` are made of fast steps, for so many seconds
 MANY = 384  # draws at most
-WORK = 2**28.5  # elements × draws²: a second of a core
+WORK = 2**29  # elements × draws²: a second of a core
 ALARM = 5e-5  # how often honest arms may differ by luck, over all tests of one comparison of draws
 MISSED = 0.1  # of the differences in variance that `Scatter.visible` names
 SIDES = (64, 32, 16, 8)  # elements along a dimension of a matrix that are kept, so that
 MOST = 2**17  # in all are not more
 LEAST_SIDE = 4
 CANCELLED = 16  # u of the largest gradient: what scatters less may be terms that cancel
+EMPTY = 1e-9  # of the largest eigenvalue: a smaller one is zero
 LAYERS = "random numbers"
 
 Test = tuple[float, str, str]  # p, the result's name, and what differs
@@ -115,7 +116,7 @@ def compare(
         tests.append((location(ours, theirs, own.rounding), name, text))
         apart.append(sqrt((variance(ours) + variance(theirs)) / draws) / fmean(theirs))
         tests.append((alike(squares @ squares.mT), name, "elements have other variances, some larger, some smaller"))
-        tests += [(p, name, text) for p, text in _slices(own.values.reshape(values.shape), shapes[name], layers)]
+        tests += [(p, name, text) for p, text in _slices(_levelled(own.values).view_as(values), shapes[name], layers)]
     for together in layers.values():
         if together.count > 1:
             text = "layers scatter together otherwise than the baseline's (is a mask shared?)"
@@ -165,6 +166,17 @@ class _Own:
         own = torch.where(kept, (wide - wide.mean(0)) / spread, 0.0)
         share = (sqrt(unit) / 4 * size / spread[kept]).square().mean()
         return cls(own.to(torch.float32), int(kept.sum()), float(share))
+
+
+def _levelled(values: Tensor) -> Tensor:
+    """Draws × elements whose strongest common movements are shrunk to the size of the median one: the noise of all
+    masks together, as in the slope of the loss, hides pairs of them. Both arms' draws count alike."""
+    wide = values.to(torch.float64)
+    sizes, directions = torch.linalg.eigh(wide @ wide.mT)
+    real = sizes > EMPTY * sizes[-1]  # the mean of all draws is taken away
+    usual = sizes[real].median()
+    factors = torch.where(real, (usual / (sizes.clamp_min(0) + usual)).sqrt(), 0.0)
+    return ((directions * factors) @ (directions.mT @ wide)).to(torch.float32)
 
 
 @dataclass
