@@ -53,6 +53,7 @@ class Throws:
     repeat: equal seeds give equal results, but for what rounds at random
     differ: different seeds give different results
     go_on:  so do steps that follow each other without a new seed
+    renew:  so do steps with other seeds after a first one whose Python state they keep
     slopes: how far gradients are from those of the loss, by draw; empty where that cannot be told
     rates:  of torch's dropout functions that the step calls, sorted; empty where they follow from random numbers
     shapes: of the results of which elements are kept
@@ -65,6 +66,7 @@ class Throws:
     slopes: Sequence[float] = ()
     rates: Sequence[float] = ()
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    renew: bool = True
 
 
 def state(device: torch.device) -> list[Tensor]:
@@ -93,8 +95,8 @@ def throw(
     more:     whether elements of another draw are wanted, after so many
     """
 
-    def once(seed: int | None) -> dict[str, Tensor]:
-        start.restore(program)
+    def once(seed: int | None, attributes: bool = True) -> dict[str, Tensor]:
+        start.restore(program, attributes)
         if seed is not None:
             random_state.seed(seed)
         outputs = program.step(program, program.feed.bring(batch))
@@ -119,9 +121,13 @@ def throw(
     # What repeats its bits differs by any bit; what rounds at random, by more than that.
     least = rounding if repeat and any(noise.values()) else {}
     go_on, differ = (_differ(_apart(first, once(seed)), least) for seed in (None, 1))
+    later = {name: tensor.clone() for name, tensor in once(1, attributes=False).items()}
+    renew = _differ(_apart(later, once(2, attributes=False)), least)
     beside = gradient_check.slopes(program, batch, start) if repeat and program.trains else []
     rates = [dropout.rates(partial(once, seed)) for seed in (0, 1)]
-    return Throws(moments, repeat, differ, go_on, beside, rates[0] if rates[0] == rates[1] else (), elements.shapes)
+    return Throws(
+        moments, repeat, differ, go_on, beside, rates[0] if rates[0] == rates[1] else (), elements.shapes, renew
+    )
 
 
 def compare(
@@ -199,6 +205,7 @@ def _zeros(candidate: Throws, baseline: Throws, unit: float, zeros: Mapping[str,
 _FACTS: Mapping[str, str] = {
     "repeat": "equal seeds give different results, where the baseline's are equal",
     "differ": "another seed gives the same result: the random numbers are frozen",
+    "renew": "later steps give the first one's results: a mask that is kept for all of them",
     "go_on": "steps that follow each other draw the same random numbers: a seed that is set anew, or a frozen graph",
 }
 

@@ -22,7 +22,7 @@ from optexp.records.verification import Finding, Scatter
 
 MANY_S = 1.0  # more draws than `randomness.SEEDS` are made of fast steps, for so many seconds
 MANY = 384  # draws at most
-WORK = 2**29  # elements × draws²: a second of a core
+WORK = 2**28.5  # elements × draws²: a second of a core
 ALARM = 5e-5  # how often honest arms may differ by luck, over all tests of one comparison of draws
 MISSED = 0.1  # of the differences in variance that `Scatter.visible` names
 SIDES = (64, 32, 16, 8)  # elements along a dimension of a matrix that are kept, so that
@@ -176,7 +176,8 @@ def _levelled(values: Tensor) -> Tensor:
     real = sizes > EMPTY * sizes[-1]  # the mean of all draws is taken away
     usual = sizes[real].median()
     factors = torch.where(real, (usual / (sizes.clamp_min(0) + usual)).sqrt(), 0.0)
-    return ((directions * factors) @ (directions.mT @ wide)).to(torch.float32)
+    level: Tensor = (directions * factors) @ (directions.mT @ wide)
+    return level.to(torch.float32)
 
 
 @dataclass

@@ -112,6 +112,7 @@ def verify_randomness(
         facts = [text for fact, text in _REPEATABILITY.items() if getattr(expected, fact)]
         limit = verification.randomness.slopes_limit or 0.0
         facts += [_SLOPES] if 0 < limit <= PROVES else []
+        facts += [f"a variance {scatter.visible:.1%} off would show"] if scatter.visible else []
         if limit > PROVES:
             verification.notes.append(f"whether {_SLOPES} is not known: the baseline's scatter too much around them")
         verification.headline = (

@@ -152,8 +152,8 @@ def test_luck_raises_few_alarms(monkeypatch: pytest.MonkeyPatch) -> None:
         return {"out/a": values + common, "grad/b": values**3 * common, "grad/c": values * 1e-2 + rare}
 
     shapes = dict.fromkeys(("out/a", "grad/b", "grad/c"), (16, 8))
-    alarms = sum(bool(scatter.compare(draws(), draws(), shapes, GATE, UNIT)[0]) for _ in range(300))
-    assert alarms <= 15
+    alarms = sum(bool(scatter.compare(draws(), draws(), shapes, GATE, UNIT)[0]) for _ in range(100))
+    assert alarms <= 5
 
 
 def test_p_is_an_upper_bound() -> None:
