@@ -20,7 +20,7 @@ from optexp.equivalence.tensor_math import rms
 from optexp.equivalence.two_samples import alike, location
 from optexp.records.verification import Finding, Scatter
 
-MANY_S = 1.0  # more draws than `randomness.SEEDS` are made of fast steps, for so many seconds
+MANY_S = 2.0  # more draws than `randomness.SEEDS` are made of fast steps, for so many seconds
 MANY = 384  # draws at most
 WORK = 2**28.5  # elements × draws²: a second of a core
 ALARM = 5e-5  # how often honest arms may differ by luck, over all tests of one comparison of draws
@@ -28,7 +28,7 @@ MISSED = 0.1  # of the differences in variance that `Scatter.visible` names
 SIDES = (64, 32, 16, 8)  # elements along a dimension of a matrix that are kept, so that
 MOST = 2**17  # in all are not more
 LEAST_SIDE = 4
-CANCELLED = 16  # u of the largest gradient: what scatters less may be terms that cancel
+ABOVE = 4.0  # times rounding: elements that scatter less are left out
 EMPTY = 1e-9  # of the largest eigenvalue: a smaller one is zero
 LAYERS = "random numbers"
 
@@ -96,14 +96,14 @@ def compare(
     """Findings of `gate`, and figures of the tests.
 
     shapes:   of the whole results
-    unit:     of rounding, which becomes √u/4 of a size on the way
+    unit:     of rounding, which becomes √u/4 of a size on the way, and u of the largest gradient where terms cancel
     left_out: results that are rounding alone
     """
     names = [name for name in baseline if name in candidate and name not in left_out]
     names = [name for name in names if candidate[name].shape[1:] == baseline[name].shape[1:]]
     draws = min((len(arm[name]) for arm in (candidate, baseline) for name in names), default=0)
     pairs = {name: torch.cat((candidate[name][:draws], baseline[name][:draws])) for name in names}
-    cancelled = CANCELLED * unit * max((rms(pairs[name]) for name in names if name.startswith("grad/")), default=0.0)
+    cancelled = unit * max((rms(pairs[name]) for name in names if name.startswith("grad/")), default=0.0)
     tests, apart, layers = list[Test](), list[float](), dict[tuple[int, int], _Layers]()
     for name, values in pairs.items():
         own = _Own.of(values.reshape(2 * draws, -1), unit, cancelled * name.startswith("grad/"))
@@ -156,15 +156,16 @@ class _Own:
 
     @classmethod
     def of(cls, values: Tensor, unit: float, least: float) -> _Own | None:
-        """None where all may be rounding; `least` is of the scatter."""
+        """None where all may be rounding, which is at least `least`."""
         wide = values.to(torch.float64)
         spread = wide.std(0)
         size = rms(wide[:, spread > 0])  # without what fills a mask
-        kept = spread > max(sqrt(unit) * size, least)
+        noise = max(sqrt(unit) / 4 * size, least)
+        kept = spread > ABOVE * noise
         if not kept.any():
             return None
         own = torch.where(kept, (wide - wide.mean(0)) / spread, 0.0)
-        share = (sqrt(unit) / 4 * size / spread[kept]).square().mean()
+        share = (noise / spread[kept]).square().mean()
         return cls(own.to(torch.float32), int(kept.sum()), float(share))
 
 

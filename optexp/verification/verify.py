@@ -110,9 +110,11 @@ def verify_randomness(
         verification.headline = failure(failed[0])
     else:
         facts = [text for fact, text in _REPEATABILITY.items() if getattr(expected, fact)]
-        limit = verification.randomness.slopes_limit or 0.0
+        limit, visible = verification.randomness.slopes_limit or 0.0, scatter.visible or 0.0
         facts += [_SLOPES] if 0 < limit <= PROVES else []
-        facts += [f"a variance {scatter.visible:.1%} off would show"] if scatter.visible else []
+        facts += [f"a variance {visible:.1%} off would show"] if 0 < visible <= PROVES else []
+        if visible > PROVES:
+            verification.notes.append(f"dropout's rate is hardly known: a variance {visible:.0%} off may not show")
         if limit > PROVES:
             verification.notes.append(f"whether {_SLOPES} is not known: the baseline's scatter too much around them")
         verification.headline = (
