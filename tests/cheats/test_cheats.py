@@ -258,6 +258,7 @@ HONEST: list[tuple[list[str], str]] = [
         for mode in ("forward_backward", "train")
         for instead in ("DroppingTwice", "DroppingByHand")
     ),
+    ([*own("Dropping", "[128, 64]", "DroppingByHand"), "workload.mode=forward_backward"], "replace"),
     ([*own("Dropping"), "workload.mode=forward_backward"], ""),
     ([*own("Dropping"), "workload.mode=train"], ""),
     ([*own("Dropping"), "workload.mode=train"], "amp"),
