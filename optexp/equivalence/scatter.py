@@ -42,6 +42,7 @@ class Elements:
     half.
 
     shapes: of the whole results, in at most three dimensions
+    wanted: draws, as many as can be compared in a second
     """
 
     drawn: dict[str, list[Tensor]] = field(default_factory=dict)
@@ -112,9 +113,10 @@ def compare(
         squares = own.values.square()
         totals = (squares.sum(1) / own.kept).tolist()
         ours, theirs = totals[:draws], totals[draws:]
-        text = f"elements have a variance of {fmean(ours) / fmean(theirs):.3g} times the baseline's"
+        size = fmean(theirs) or inf
+        text = f"elements have a variance of {fmean(ours) / size:.3g} times the baseline's"
         tests.append((location(ours, theirs, own.rounding), name, text))
-        apart.append(sqrt((variance(ours) + variance(theirs)) / draws) / fmean(theirs))
+        apart.append(sqrt((variance(ours) + variance(theirs)) / draws) / size)
         tests.append((alike(squares @ squares.mT), name, "elements have other variances, some larger, some smaller"))
         tests += [(p, name, text) for p, text in _slices(_levelled(own.values).view_as(values), shapes[name], layers)]
     for together in layers.values():
@@ -136,7 +138,7 @@ def _message(p: float, text: str, draws: int, tests: int) -> str:
 
 def _visible(apart: Sequence[float], tests: int) -> float | None:
     """apart: standard error of the relative difference of variances, by result"""
-    errors = [error for error in apart if isfinite(error)]
+    errors = [error for error in apart if error and isfinite(error)]
     normal = NormalDist()
     far = normal.inv_cdf(1 - ALARM / 2 / max(1, tests)) + normal.inv_cdf(1 - MISSED)
     return min(errors) * far if errors else None
