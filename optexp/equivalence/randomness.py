@@ -2,27 +2,30 @@
 
 Each arm runs one batch from one state with many seeds; of every output and gradient some moments are kept. A wrong rate
 or scale moves them, a mask that is reused within a tensor changes how much they scatter, and the results of another
-batch sum up to something else under signs that belong to each element's place. What no distribution tells, a mask that
+batch sum up to something else under signs that belong to each element's place. A mask that neighbours, rows or layers
+share shows in how elements scatter together (see `optexp.equivalence.scatter`). What no distribution tells, a mask that
 backward draws anew, gradients beside their own loss do (see `optexp.equivalence.gradient_check`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from math import inf, isfinite, sqrt
 from statistics import fmean, median, variance
 from types import MappingProxyType
 
 import torch
-from scipy.special import stdtr
 from torch import Tensor
 
 from optexp.equivalence import dropout, gradient_check
 from optexp.equivalence.gates import structure
+from optexp.equivalence.scatter import Elements
 from optexp.equivalence.tensor_math import error, identical, rms
+from optexp.equivalence.two_samples import location
 from optexp.program import Batch, Program, Snapshot, gradients
 from optexp.records.verification import Finding, Randomness
 from optexp.support import random_state
@@ -50,8 +53,10 @@ class Throws:
     repeat: equal seeds give equal results, but for what rounds at random
     differ: different seeds give different results
     go_on:  so do steps that follow each other without a new seed
+    renew:  so do steps with other seeds after a first one whose Python state they keep
     slopes: how far gradients are from those of the loss, by draw; empty where that cannot be told
     rates:  of torch's dropout functions that the step calls, sorted; empty where they follow from random numbers
+    shapes: of the results of which elements are kept
     """
 
     moments: Moments
@@ -60,6 +65,8 @@ class Throws:
     go_on: bool
     slopes: Sequence[float] = ()
     rates: Sequence[float] = ()
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    renew: bool = True
 
 
 def state(device: torch.device) -> list[Tensor]:
@@ -73,14 +80,23 @@ def drawn(before: Sequence[Tensor], device: torch.device) -> bool:
     return not all(map(torch.equal, before, state(device)))
 
 
-def throw(program: Program, batch: Batch, start: Snapshot, unit: float, seeds: int = SEEDS) -> Throws:
-    """The same step from the same state, `seeds` times.
+def throw(
+    program: Program,
+    batch: Batch,
+    start: Snapshot,
+    unit: float,
+    elements: Elements | None = None,
+    more: Callable[[int], bool] = lambda draws: False,
+) -> Throws:
+    """The same step from the same state, `SEEDS` times.
 
-    unit: of rounding: sums may be added up in another order each time
+    unit:     of rounding: sums may be added up in another order each time
+    elements: gets each draw's results
+    more:     whether elements of another draw are wanted, after so many
     """
 
-    def once(seed: int | None) -> dict[str, Tensor]:
-        start.restore(program)
+    def once(seed: int | None, attributes: bool = True) -> dict[str, Tensor]:
+        start.restore(program, attributes)
         if seed is not None:
             random_state.seed(seed)
         outputs = program.step(program, program.feed.bring(batch))
@@ -88,8 +104,14 @@ def throw(program: Program, batch: Batch, start: Snapshot, unit: float, seeds: i
         return found | (gradients(program) if program.trains else {})
 
     moments: Moments = {}
-    for seed in range(seeds):
+    elements = elements or Elements()
+    for seed in count():
+        if seed >= SEEDS and not more(seed):
+            break
         found = {name: tensor for name, tensor in once(seed).items() if tensor.is_floating_point() and tensor.numel()}
+        elements.add(found)
+        if seed >= SEEDS:
+            continue
         told = {name: _moments(tensor) for name, tensor in found.items()}
         for name, share in _may_be_zero(found, told, unit).items():
             moments.setdefault(name, []).append([*told[name], share])
@@ -99,9 +121,13 @@ def throw(program: Program, batch: Batch, start: Snapshot, unit: float, seeds: i
     # What repeats its bits differs by any bit; what rounds at random, by more than that.
     least = rounding if repeat and any(noise.values()) else {}
     go_on, differ = (_differ(_apart(first, once(seed)), least) for seed in (None, 1))
+    later = {name: tensor.clone() for name, tensor in once(1, attributes=False).items()}
+    renew = _differ(_apart(later, once(2, attributes=False)), least)
     beside = gradient_check.slopes(program, batch, start) if repeat and program.trains else []
     rates = [dropout.rates(partial(once, seed)) for seed in (0, 1)]
-    return Throws(moments, repeat, differ, go_on, beside, rates[0] if rates[0] == rates[1] else ())
+    return Throws(
+        moments, repeat, differ, go_on, beside, rates[0] if rates[0] == rates[1] else (), elements.shapes, renew
+    )
 
 
 def compare(
@@ -144,9 +170,9 @@ def compare(
             floor = max(sqrt(unit) / 4 * fmean(theirs[1]), cancelled * name.startswith("grad/"))
             floor = max(unit, unsure) if moment == "share of zeros" else floor
             what = f"{moment} is {fmean(x):.6g} on average over {len(x)} seeds, and {fmean(y):.6g} in the baseline"
-            tests.append((_location(x, y, floor), name, what))
+            tests.append((location(x, y, floor), name, what))
             what = f"{moment} scatters by {sqrt(variance(x)):.3g} over {len(x)} seeds, by {sqrt(variance(y)):.3g} there"
-            tests.append((_location(_from_median(x), _from_median(y), floor), name, what))
+            tests.append((location(_from_median(x), _from_median(y), floor), name, what))
     for p, name, what in tests:
         if p * len(tests) < ALARM:
             message = f"its {what} (p = {p:.1g} in each of {len(tests)} tests)"
@@ -179,6 +205,7 @@ def _zeros(candidate: Throws, baseline: Throws, unit: float, zeros: Mapping[str,
 _FACTS: Mapping[str, str] = {
     "repeat": "equal seeds give different results, where the baseline's are equal",
     "differ": "another seed gives the same result: the random numbers are frozen",
+    "renew": "later steps give the first one's results: a mask that is kept for all of them",
     "go_on": "steps that follow each other draw the same random numbers: a seed that is set anew, or a frozen graph",
 }
 
@@ -239,16 +266,3 @@ def _rounding(found: Mapping[str, Tensor], unit: float) -> dict[str, float]:
 def _from_median(values: Sequence[float]) -> list[float]:
     middle = median(values)
     return [abs(value - middle) for value in values]
-
-
-def _location(x: Sequence[float], y: Sequence[float], floor: float) -> float:
-    """p of Welch's t-test for equal means; distances below `floor` are rounding. (Of distances from the median this
-    is Brown's and Forsythe's test for equal variances.)"""
-    distance = max(0.0, abs(fmean(x) - fmean(y)) - floor)
-    if not distance:
-        return 1.0
-    of_x, of_y = variance(x) / len(x), variance(y) / len(y)
-    if not of_x + of_y:
-        return 0.0
-    freedom = (of_x + of_y) ** 2 / (of_x**2 / (len(x) - 1) + of_y**2 / (len(y) - 1))
-    return 2 * float(stdtr(freedom, -distance / sqrt(of_x + of_y)))

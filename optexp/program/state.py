@@ -51,13 +51,13 @@ class Snapshot:
         self.kept = (program.keeps if known and program.keeps else ModelState(program.model, program.loss)).read()
 
     @torch.no_grad()
-    def restore(self, program: Program) -> None:
-        """Copy the state back.
+    def restore(self, program: Program, attributes: bool = True) -> None:
+        """Copy the state back; without `attributes`, the model's Python state stays as earlier steps left it.
 
         Optimizer state that was created after the snapshot gets its initial values. Other state that a strategy added
         since (a loss scale, a learning rate on the device) gets its values at the first call of `restore`.
         """
-        if program.model is self.model:
+        if attributes and program.model is self.model:
             self.kept.restore()  # first: a reassigned buffer may have another shape
         for name, tensor in program.state().items():
             if name not in self.values:

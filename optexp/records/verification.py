@@ -116,10 +116,26 @@ class Trajectory:
 
 
 @dataclass(frozen=True)
+class Scatter:
+    """How elements of random results scatter, by themselves and together, over `draws` seeds of each arm.
+
+    smallest_p: of all `tests`; 1 where none is near an alarm
+    visible:    the relative difference of a variance that is missed once in ten comparisons, where all elements of the
+                result that shows it best have it; None where nothing scatters
+    """
+
+    draws: int
+    tests: int
+    smallest_p: float
+    visible: float | None = None
+
+
+@dataclass(frozen=True)
 class Randomness:
     """Distributions of results over `seeds` seeds of each arm.
 
     smallest_p:   of all `tests`
+    scatter:      of elements; None in earlier records
     slopes_off:   distance of gradients from those of the loss;  slopes_limit: its limit; None where it has none
     """
 
@@ -128,6 +144,7 @@ class Randomness:
     smallest_p: float
     slopes_off: float | None = None
     slopes_limit: float | None = None
+    scatter: Scatter | None = None
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ PARTS: dict[Callable[..., Any], str] = {
     # batches and results, through shared memory
     **dict.fromkeys((Reference.batch, Reference.expect, Reference.take, Arm.load), "transfer"),
     **dict.fromkeys((Peer.expect, Peer.by_host, Peer.fill, Peer.take), "transfer"),
-    **dict.fromkeys((Reference.yardstick, Reference.judge, Reference.judge_timed), "gates"),
+    **dict.fromkeys((Reference.yardstick, Reference.judge, Reference.judge_timed, Reference.scatter), "gates"),
     **dict.fromkeys((Reference.power, Reference.distribution), "mutants"),
 }
 

@@ -13,7 +13,7 @@ from optexp.strategy import BITWISE, Contract
 from optexp.verification.checks import Progress, checks
 from optexp.verification.one_set import CHANCE, one_set
 from optexp.verification.outcome import aggregate, failure
-from optexp.verification.trial import Plan, Trial, deliver
+from optexp.verification.trial import Plan, Trial, convey, deliver
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 from optexp.workers.reference import Reference
@@ -95,7 +95,13 @@ def verify_randomness(
     deliver(reference, (yardstick, candidate), range(1), NORMAL)
     expected, found = yardstick.call(Arm.throw, unit=unit), candidate.call(Arm.throw, unit=unit)
     zeros = reference.call(Reference.zeros) if expected.moments else {}
-    findings, verification.randomness = randomness.compare(found, expected, unit, zeros)
+    findings, figures = randomness.compare(found, expected, unit, zeros)
+    convey(yardstick.call(Arm.thrown), yardstick, reference)
+    reference.call(Reference.keep_thrown)
+    convey(candidate.call(Arm.thrown), candidate, reference)
+    together, scatter = reference.call(Reference.scatter, shapes=expected.shapes, unit=unit, zeros=list(zeros))
+    findings += together
+    verification.randomness = replace(figures, scatter=scatter)
     failed = [replace(finding, seed=seed) for finding in findings]
     verification.gates[randomness.GATE] = GateResult(not failed)
     verification.failures += failed
@@ -104,8 +110,11 @@ def verify_randomness(
         verification.headline = failure(failed[0])
     else:
         facts = [text for fact, text in _REPEATABILITY.items() if getattr(expected, fact)]
-        limit = verification.randomness.slopes_limit or 0.0
+        limit, visible = verification.randomness.slopes_limit or 0.0, scatter.visible or 0.0
         facts += [_SLOPES] if 0 < limit <= PROVES else []
+        facts += [f"a variance {visible:.1%} off would show"] if 0 < visible <= PROVES else []
+        if visible > PROVES:
+            verification.notes.append(f"dropout's rate is hardly known: a variance {visible:.0%} off may not show")
         if limit > PROVES:
             verification.notes.append(f"whether {_SLOPES} is not known: the baseline's scatter too much around them")
         verification.headline = (

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from optexp.equivalence import bits, footprint, input_families, process_state, randomness, trajectory
+from optexp.equivalence import bits, footprint, input_families, process_state, randomness, scatter, trajectory
 from optexp.equivalence.footprint import Footprint
 from optexp.equivalence.missed import End
 from optexp.equivalence.noise import disturbed
@@ -36,6 +36,7 @@ class Checks(Timing):
     def __init__(self) -> None:
         super().__init__()
         self.reassociated = 0
+        self.elements = scatter.Elements()
 
     def unkept(self) -> list[str]:
         """What the model keeps and nobody can put back, or has nothing to compare with, where equal steps differ."""
@@ -235,7 +236,18 @@ class Checks(Timing):
 
     def throw(self, unit: float) -> randomness.Throws:
         """One step with many seeds, where it draws random numbers."""
-        return randomness.throw(self.program, self.fresh[0], self.initial, unit)
+        elements, end = scatter.Elements(), clock.now() + scatter.MANY_S
+        self.elements = elements
+
+        def more(draws: int) -> bool:
+            return draws < elements.wanted and clock.now() < end
+
+        return randomness.throw(self.program, self.fresh[0], self.initial, unit, elements, more)
+
+    def thrown(self) -> Transfer:
+        """Elements of the results of these seeds."""
+        elements, self.elements = self.elements.stacked(), scatter.Elements()
+        return self.send(elements)
 
     def settings(self) -> process_state.History:
         """Global settings of this process, before it was set up, after that, and now."""

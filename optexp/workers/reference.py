@@ -7,13 +7,15 @@ from contextlib import suppress
 
 import cloudpickle
 import torch
+from torch import Tensor
 
+from optexp.equivalence import randomness, scatter
 from optexp.equivalence.judge import Judge, SetInfo
 from optexp.equivalence.mutants import Tried
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.parting import Passed
 from optexp.program.offered import Offered
-from optexp.records.verification import Distribution, Finding
+from optexp.records.verification import Distribution, Finding, Scatter
 from optexp.support import random_state
 from optexp.support.memory_plan import give_back
 from optexp.workers.arm_program import draw, workload_info
@@ -38,6 +40,7 @@ class Reference(Peer):
             spec.workload, spec.torch_device, spec.torch_dtype, spec.seed, spec.contract, spec.generic, spec.plan
         )
         self.draws = spec.seed if spec.draws is None else spec.draws
+        self.thrown: Mapping[str, Tensor] = {}
         self.kept: dict[int, Observation] = {}  # of the candidate, by step, for other yardsticks
         if not spec.dropout:
             self.judgement.silence()
@@ -136,6 +139,18 @@ class Reference(Peer):
 
     def zeros(self) -> Mapping[str, float]:
         return self.judgement.zeros()
+
+    def keep_thrown(self) -> None:
+        """Elements of the baseline's random results, which were conveyed last."""
+        self.thrown = self.inbox.contents
+
+    def scatter(
+        self, shapes: Mapping[str, Sequence[int]], unit: float, zeros: Sequence[str]
+    ) -> tuple[list[Finding], Scatter]:
+        """How the candidate's, which were conveyed last, scatter beside the baseline's (see
+        `optexp.equivalence.scatter.compare`)."""
+        baseline, self.thrown = self.thrown, {}
+        return scatter.compare(self.inbox.contents, baseline, shapes, randomness.GATE, unit, zeros)
 
     def first_apart(self, passed: Sequence[Passed]) -> str:
         return self.judgement.first_apart(passed)

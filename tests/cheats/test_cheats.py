@@ -65,6 +65,7 @@ def own(model: str, shape: str = "[16, 64]", instead: str = "") -> list[str]:
     return ["workload=module", target, f"workload.inputs=[{{shape: {shape}}}]", *replaced]
 
 
+WIDE_DROPPING = [*own("Dropping", "[128, 64]"), "workload.mode=forward_backward"]
 ROWS = ["workload=module", "workload.target=tests.cheats.models:Shift", "workload.inputs=[{shape: [262144, 8]}]"]
 ROWS += ["workload.mode=forward_backward"]
 WIDE_BLOCK = ["workload=mlp", "workload.dim=32", "workload.layers=6", "workload.batch_size=4", "workload.mode=forward"]
@@ -116,6 +117,7 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "FrozenRandomNumbers": (DROP, WRONG, "frozen"),
     "DropsLess": (DROP, WRONG, "dropout has the rate 0.05"),
     "OneMaskForAllRows": (DROP, WRONG, "scatters"),
+    "OneMaskForTwoElements": (WIDE_DROPPING, WRONG, "scatter together"),
     "DrawsMasksAgain": ([*own("Dropping"), "workload.mode=forward_backward"], WRONG, "another mask in backward"),
     "DrawsMasksAgain in training": ([*own("Dropping"), "workload.mode=train"], WRONG, "another mask in backward"),
     "ForgetsWhatItDrew": ([*own("Dropping"), "workload.mode=forward_backward"], WRONG, "another mask in backward"),
@@ -256,6 +258,7 @@ HONEST: list[tuple[list[str], str]] = [
         for mode in ("forward_backward", "train")
         for instead in ("DroppingTwice", "DroppingByHand")
     ),
+    ([*own("Dropping", "[128, 64]", "DroppingByHand"), "workload.mode=forward_backward"], "replace"),
     ([*own("Dropping"), "workload.mode=forward_backward"], ""),
     ([*own("Dropping"), "workload.mode=train"], ""),
     ([*own("Dropping"), "workload.mode=train"], "amp"),
