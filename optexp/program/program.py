@@ -233,10 +233,13 @@ class Program:
                     module._buffers[name] = alias(value.clone())
 
     def _kept(self) -> Iterator[tuple[Alias, str, dict[str, Any]]]:
-        """The optimizer's state: parameter's alias, key, and the dict that holds the key."""
+        """The optimizer's state of the model's parameters: parameter's alias, key, and the dict that holds the key.
+
+        That of other tensors, such as those of a second network, belongs to `step_state`.
+        """
         aliases: dict[Tensor, Alias] = {p: alias for alias, p in self.parameters()}
         for parameter, values in self.optimizer.state.items() if self.optimizer is not None else ():
-            for key in values:
+            for key in values if parameter in aliases else ():
                 yield aliases[parameter], key, values
 
 
