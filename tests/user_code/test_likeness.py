@@ -78,7 +78,7 @@ def test_classes_and_factories_of_each_process_are_the_same_containers() -> None
     """As a script's replay memory holds them, which each process defines anew."""
 
     def filled(reward: float) -> Any:
-        transition = namedtuple("Transition", ("state", "following", "reward"))
+        transition = namedtuple("transition", ("state", "following", "reward"))
         memory = deque([transition(torch.ones(2), None, 0.5)], maxlen=4)
         memory.append(transition(torch.zeros(2), torch.ones(2), reward))
         scores = defaultdict(lambda: deque(maxlen=2))
