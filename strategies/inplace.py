@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,14 +83,15 @@ class Inplace(Strategy):
         return step.less("time unchanged (peak memory falls by the tensors that are overwritten)", waiting=python)
 
     def apply(self, program: Program) -> tuple[Program, Notes]:
-        model = trace(program.model)
+        traced = trace(program.model)
         batch = to_device(program.feed.next(), program.device)
         with refusing("inplace cannot tell the shapes of all values", "leave it out"):
-            infer_shapes(model, *program.arguments(batch))
-        rewritten, kept = Rewriter(model, program.trains).run()
+            infer_shapes(traced, *program.arguments(batch))
+        rewritten, kept = Rewriter(traced, program.trains).run()
         notes = {"rewritten": len(rewritten), "operations": dict(Counter(rewritten)), "kept": dict(Counter(kept))}
-        notes |= {"code": code_of(model), "trains": program.trains}
-        return replace(program, model=model), notes
+        notes |= {"code": code_of(traced), "trains": program.trains}
+        put_in(program.model, traced)
+        return program, notes
 
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
         kept = "; ".join(f"{times} kept: {reason}" for reason, times in notes["kept"].items())
@@ -115,8 +116,8 @@ class Inplace(Strategy):
             raise NotCovered("the rewritten forward calls functions of optexp's")
         applies = "self.training" if notes["trains"] else "not (self.training or torch.is_grad_enabled())"
         helper = UNLESS_AUTOCAST * ("unless_autocast(" in code)
-        put_in = PATCH.format(forward=file.forward, applies=applies)
-        return "\n".join(["import functools", helper + code.strip("\n"), put_in])
+        bound = PATCH.format(forward=file.forward, applies=applies)
+        return "\n".join(["import functools", helper + code.strip("\n"), bound])
 
 
 UNLESS_AUTOCAST = """\
@@ -139,13 +140,12 @@ def in_place(self, *args, plain={forward}, **kwargs):
 
 
 def trace(model: nn.Module) -> fx.GraphModule:
-    """The model as a graph that shares its parameters and buffers, under the same names."""
+    """The model as a graph over the model's own attributes, which its code finds in either."""
     with refusing(UNTRACED, "leave inplace out, or take that out of its forward"):
         traced = fx.GraphModule(model, Tracer().trace(model))
-    hold_unused(traced, model)
-    if dict(traced.named_parameters()).keys() != dict(model.named_parameters()).keys() or (
-        dict(traced.named_buffers()).keys() != dict(model.named_buffers()).keys()
-    ):
+    every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    known = {name for name, _ in every}
+    if any(name not in known for name, _ in (*traced.named_parameters(), *traced.named_buffers())):
         raise Unsupported(
             "inplace: the model uses a tensor that is neither a parameter nor a buffer: register it as a buffer, or"
             " leave inplace out"
@@ -153,29 +153,11 @@ def trace(model: nn.Module) -> fx.GraphModule:
     return traced
 
 
-def hold_unused(traced: nn.Module, model: nn.Module) -> None:
-    """Parameters and buffers that the forward does not use, which a graph leaves out: they are saved and compared."""
-    for path, owner in model.named_modules():
-        names = {*owner._parameters, *owner._buffers}
-        if not names:
-            continue
-        place = module_at(traced, path)
-        for name in names - {*place._parameters, *place._buffers}:
-            if name in owner._parameters:
-                place.register_parameter(name, owner._parameters[name])
-            else:
-                persistent = name not in owner._non_persistent_buffers_set
-                place.register_buffer(name, owner._buffers[name], persistent)
-
-
-def module_at(root: nn.Module, path: str) -> nn.Module:
-    """The module at a path; an empty one is made where there is none."""
-    place = root
-    for name in filter(None, path.split(".")):
-        if name not in place._modules:
-            place.add_module(name, nn.Module())
-        place = place.get_submodule(name)
-    return place
+def put_in(model: nn.Module, traced: fx.GraphModule) -> None:
+    """Let the model run the graph. It stays what it is to its user: its methods, attributes and order of parameters."""
+    kind = type(model)
+    names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    model.__class__ = type(kind.__name__, (kind,), {**names, "forward": type(traced).forward})
 
 
 def infer_shapes(model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

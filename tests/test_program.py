@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from optexp.equivalence.observation import carried
 from optexp.errors import NoReference
+from optexp.program import Snapshot
 from optexp.workloads.module import Module
 
 
@@ -46,12 +48,22 @@ class Cached(nn.Module):
 """
 
 
-def test_a_buffer_that_a_step_registers_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_buffer_that_a_step_registers_comes_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("cached.v2.py").write_text(CACHED)  # a file's name may have dots
     workload = Module(target="cached.v2.py:Cached", inputs=[{"shape": [2, 4]}])
     program = workload.build(torch.device("cpu"), torch.float32, 0)
-    before = {name: tensor.clone() for name, tensor in program.state().items()}
+    start = Snapshot(program)
     program.step(program, workload.batch(torch.Generator().manual_seed(1)))
-    with pytest.raises(NoReference, match="a step registers cosine in the model"):
-        program.put(before)
+    registered = program.model.cosine.clone()
+    program.put(start.values)
+    assert torch.equal(program.model.cosine, registered)
+    later = {name: tensor.clone() for name, tensor in program.state().items()}
+    assert carried(later, start.values).keys() == {"buffer/cosine"}
+    start.restore(program)
+    assert not hasattr(program.model, "cosine")
+    program.register(later)
+    assert torch.equal(program.model.cosine, registered)
+    program.model.register_parameter("late", torch.nn.Parameter(torch.ones(1)))
+    with pytest.raises(NoReference, match="a step registers late in the model, which no optimizer holds"):
+        program.put(start.values)

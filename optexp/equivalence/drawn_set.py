@@ -12,6 +12,7 @@ from optexp.equivalence.checksums import LARGE
 from optexp.equivalence.input_families import NORMAL
 from optexp.equivalence.observation import Observation
 from optexp.program import Batch, Packed, tensors_of
+from optexp.support import sparse
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class DrawnSet:
     @property
     def is_large(self) -> bool:
         """Whether a second set may not fit beside this one."""
-        return any(tensor.nbytes > LARGE for batch in self.batches for tensor in tensors_of(batch).values())
+        return any(sparse.nbytes(tensor) > LARGE for batch in self.batches for tensor in tensors_of(batch).values())
 
 
 @dataclass(frozen=True)
@@ -76,5 +77,5 @@ class Fp64Results:
 
     def forget_large(self) -> None:
         """Give back large results: one step's at a time is all that fits."""
-        if any(tensor.nbytes > LARGE for golden in self.golden.values() for tensor in golden.values()):
+        if any(sparse.nbytes(tensor) > LARGE for golden in self.golden.values() for tensor in golden.values()):
             self.golden.clear()

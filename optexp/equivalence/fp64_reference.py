@@ -235,6 +235,7 @@ class Fp64Reference:
             step_state.write({**step_state.first, **step_state.unpack(self.begins_with.step)})
         if self.program.keeps is not None:
             self.program.keeps.adopt(self.begins_with.model)
+        self.program.register(state)
         self.program.put(state)
         groups = optimizer.param_groups if step_state is not None and optimizer is not None else ()
         for index, group in enumerate(groups):

@@ -74,7 +74,7 @@ def observed(
     order:   number of a reassociated run (see `optexp.equivalence.reassociation`)
     """
     start = _Start.of(program, given)
-    seen = start.differs_from(program, initial or {})
+    seen = start.differs_from(program, start.state if initial is None else initial)
     poison(program.device)
     hold(program.device)
     noise_added = nullcontext(set[torch.dtype]()) if noise is None else noisy(program.model, noise)
@@ -210,10 +210,10 @@ def _overwrite(program: Program, outputs: Outputs, used: dict[str, Tensor]) -> N
 
 
 def carried(state: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> Observation:
-    """Buffers and parameters that earlier steps changed: those that are only read need not travel, however large they
-    are."""
-    held = {n: t.detach().to_dense() for n, t in state.items() if n.startswith(("buffer/", "param/")) and n in initial}
-    same = alike(held, {name: initial[name].to_dense().to(t) for name, t in held.items()})
+    """Buffers and parameters that earlier steps changed or registered: those that are only read need not travel,
+    however large they are."""
+    held = {n: t.detach().to_dense() for n, t in state.items() if n.startswith(("buffer/", "param/"))}
+    same = alike(held, {name: initial[name].to_dense().to(t) for name, t in held.items() if name in initial})
     return {name: tensor for name, tensor in held.items() if name not in same}
 
 

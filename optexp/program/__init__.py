@@ -26,6 +26,7 @@ from optexp.program.state import BEGIN_AS_RATE as BEGIN_AS_RATE
 from optexp.program.state import TAKE_SPARSE as TAKE_SPARSE
 from optexp.program.state import Snapshot as Snapshot
 from optexp.program.state import clear_gradients as clear_gradients
+from optexp.program.state import first_value as first_value
 from optexp.program.state import gradients as gradients
 from optexp.program.state import keeping as keeping
 from optexp.program.state import placed as placed

@@ -205,17 +205,22 @@ class Program:
     def put(self, values: Mapping[str, Tensor]) -> None:
         """Restore a state in place. Buffers that a step assigned anew with another shape are replaced.
 
+        Buffers that a step registered since stay: they come and go with the model's Python state (`keeps`), as an
+        attribute does that a step makes.
+
         Args:
             values: As `state` returned them.
 
         Raises:
-            NoReference: A step registered a buffer or a parameter since.
+            NoReference: A step registered a parameter since.
         """
         for name, tensor in self.state().items():
-            if name not in values and name.startswith(("buffer/", "param/")):
+            if name not in values and name.startswith("buffer/"):
+                continue
+            if name not in values and name.startswith("param/"):
                 raise NoReference(
-                    f"a step registers {name.partition('/')[2]} in the model, which no arm can take back: register it"
-                    " in __init__, or keep it as a plain attribute"
+                    f"a step registers {name.partition('/')[2]} in the model, which no optimizer holds: register it in"
+                    " __init__"
                 )
             if name.startswith("buffer/") and tensor.shape != values[name].shape:
                 self._assign(name.removeprefix("buffer/"), values[name].to(tensor))
@@ -225,6 +230,21 @@ class Program:
             if isinstance(kept[key], (int, float)):
                 kept[key] = values[f"optimizer/{alias.name}/{key}"].item()
 
+    def register(self, values: Mapping[str, Tensor]) -> None:
+        """Register the buffers of a state that a step of another process registered, at this program's precision.
+
+        Args:
+            values: As `state` returned them there.
+        """
+        modules, known = dict(self.model.named_modules()), self.buffers()
+        real = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), None)
+        for name, value in values.items():
+            kind, _, path = name.partition("/")
+            owner, _, short = path.rpartition(".")
+            if kind == "buffer" and path not in known and owner in modules:
+                made = value.to(self.device, real if value.is_floating_point() else None, copy=True)
+                modules[owner].register_buffer(short, made, persistent=False)
+
     def _assign(self, buffer: str, value: Tensor) -> None:
         for path, module in self.model.named_modules():
             for name in module._buffers:
@@ -233,10 +253,13 @@ class Program:
                     module._buffers[name] = alias(value.clone())
 
     def _kept(self) -> Iterator[tuple[Alias, str, dict[str, Any]]]:
-        """The optimizer's state: parameter's alias, key, and the dict that holds the key."""
+        """The optimizer's state of the model's parameters: parameter's alias, key, and the dict that holds the key.
+
+        That of other tensors, such as those of a second network, belongs to `step_state`.
+        """
         aliases: dict[Tensor, Alias] = {p: alias for alias, p in self.parameters()}
         for parameter, values in self.optimizer.state.items() if self.optimizer is not None else ():
-            for key in values:
+            for key in values if parameter in aliases else ():
                 yield aliases[parameter], key, values
 
 

@@ -69,16 +69,26 @@ class Snapshot:
 
 
 def _at_first(program: Program, name: str, tensor: Tensor) -> Tensor:
-    """The initial value of optimizer state: 0, except for factors and step sizes of NAdam, ASGD and Rprop."""
+    """The initial value of an optimizer's entry of `Program.state`."""
     assert program.optimizer is not None
     _, _, path = name.partition("/")
     owner, _, key = path.rpartition("/")
+    rates = {p: group["lr"] for group in program.optimizer.param_groups for p in group["params"]}
+    rate = next((rates[p] for alias, p in program.parameters() if alias.name == owner and p in rates), 0.0)
+    return first_value(key, tensor, float(rate))
+
+
+def first_value(key: str, tensor: Tensor, rate: float) -> Tensor:
+    """The initial value of optimizer state: 0, except for factors and step sizes of NAdam, ASGD and Rprop.
+
+    Args:
+        key: Of the state.
+        tensor: The state now.
+        rate: Learning rate of the tensor that the state belongs to.
+    """
     if key in BEGIN_AS_ONE:
         return torch.ones_like(tensor)
-    if key not in BEGIN_AS_RATE:
-        return torch.zeros_like(tensor)
-    rates = {p: group["lr"] for group in program.optimizer.param_groups for p in group["params"]}
-    return torch.full_like(tensor, float(next(rates[p] for alias, p in program.parameters() if alias.name == owner)))
+    return torch.full_like(tensor, rate) if key in BEGIN_AS_RATE else torch.zeros_like(tensor)
 
 
 @contextmanager

@@ -5,13 +5,14 @@ Counts and texts must be equal. Real numbers may differ as far as rounding, and 
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Sequence
 from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import is_namedtuple, tree_flatten, tree_map
 
 from optexp.python_state.slots import DEPTH, PLAIN, SIMPLE, WITH_STATE, tensors_in
 from optexp.python_state.variables import users
@@ -81,10 +82,12 @@ def _contents(leaf: Any, orders: Orders, depth: int) -> Any:
 
 
 def _sorted(value: Any) -> Any:
-    """Dicts by key: a model with the same parameters in another order fills them otherwise."""
-    if type(value) is dict:
+    """Containers as dicts by key and as lists. A model with the same parameters in another order fills a dict
+    otherwise; classes of named tuples and factories of dicts are other objects in each process."""
+    if type(value) in (dict, OrderedDict, defaultdict):
         return {key: _sorted(value[key]) for key in sorted(value, key=repr)}
-    return type(value)(map(_sorted, value)) if type(value) in (list, tuple) else value
+    sequence = type(value) in (list, tuple, deque) or is_namedtuple(value)
+    return [_sorted(entry) for entry in value] if sequence else value
 
 
 def _distance(before: Any, ours: Any, started: Any, theirs: Any) -> float:

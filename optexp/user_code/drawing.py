@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from optexp.support import sparse
+
 LARGE = 2**28  # bytes of a batch
 
 Inputs = Callable[[Mapping[str, int], torch.device], Any]
@@ -48,4 +50,4 @@ def outline(inputs: Inputs, sizes: Mapping[str, int]) -> int:
         made = on(torch.device("meta"), inputs, sizes, torch.device("meta"))
     except Exception:
         return 0
-    return sum(leaf.nbytes for leaf in tree_leaves(made) if isinstance(leaf, Tensor))
+    return sum(sparse.nbytes(leaf) for leaf in tree_leaves(made) if isinstance(leaf, Tensor))

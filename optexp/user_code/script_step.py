@@ -147,6 +147,7 @@ class Inference:
 
     def __call__(self, program: Program, batch: Batch) -> Outputs:
         model = ScriptModel(program, Optimizer(None, ()))  # type: ignore[arg-type]
+        model.zero_grad = program.model.zero_grad  # as where gradients of inputs are wanted, or updates are by hand
         found = self.body(model, self.unpack(batch), None)
         if model.called:
             self.met.add(program.model)

@@ -29,6 +29,7 @@ from optexp.python_state.likeness import equal
 from optexp.python_state.slots import SIMPLE, Slot, Tree, plain, refilled, slots, tensors_in
 from optexp.python_state.variables import MISSING, places
 from optexp.user_code import train_step
+from optexp.user_code.other_tensors import state_slots
 
 
 @dataclass
@@ -60,6 +61,8 @@ class TrackedStepState:
                 if isinstance(value, (int, float, tuple)) and not isinstance(value, bool):
                     setter = partial(_put_hyperparameter, group, key)
                     self._add(Slot(f"optimizer/group{index}/{key}", value, partial(_number, group, key), setter))
+        for slot in state_slots(self.optimizer, self.model) if self.optimizer is not None else ():
+            self._add(slot)
         self._add(Slot("random", random, random.getstate, random.setstate))
         self._add(Slot("numpy.random", numpy.random, numpy.random.get_state, numpy.random.set_state))
         self.first = self.read()
@@ -322,4 +325,7 @@ def _widened(tensor: Tensor, device: torch.device) -> Tensor:
     if not tensor.is_floating_point():
         return tensor
     wide = tensor.detach().to(device if tensor.device.type != "cpu" else tensor.device, torch.float64)
+    if tensor.requires_grad and tensor.is_leaf:  # an optimizer may hold it
+        tensor.data = wide
+        return tensor
     return wide.requires_grad_(tensor.requires_grad)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from optexp.errors import ConfigError
+from optexp.errors import ConfigError, NoReference
 from optexp.program import (
     STEPS,
     Batch,
@@ -53,6 +53,7 @@ from optexp.user_code.first_call import naming_inputs
 from optexp.user_code.given_batches import GivenBatches
 from optexp.user_code.layout import Layout, constants_of, find_labels
 from optexp.user_code.learning import criterion, new_optimizer
+from optexp.user_code.other_tensors import other_tensors
 from optexp.user_code.own_program import OwnProgram
 from optexp.user_code.own_step import tried, with_optimizer
 from optexp.user_code.parts import Parts
@@ -66,6 +67,11 @@ if TYPE_CHECKING:
     from optexp.export.inlining import Inliner
     from optexp.export.repro import Source
     from optexp.user_code.listing import Spelled
+
+OTHERS = (
+    "the optimizer holds tensors that the model does not, which are put back before a step for a train_step alone:"
+    " hold them in the model, or define train_step(model, batch, optimizer)"
+)
 
 
 @dataclass
@@ -195,6 +201,8 @@ class UserWorkload(Workload):
         loss = scalar(criterion(self)) if trains and not own_step else None
         given = self.optimizer is not None or parts.optimizer is not None
         optimizer = None if not learns else new_optimizer(self, model) if given or not own_step else NotCalled()
+        if optimizer is not None and not own_step and any(other_tensors(optimizer, model)):
+            raise NoReference(OTHERS)
         for code in (own_step, parts.loss if trains else None):
             if code is not None:
                 move(code, model, device, dtype)

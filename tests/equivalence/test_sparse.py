@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from optexp.equivalence import input_families
+from optexp.equivalence.drawn_set import DrawnSet
 from optexp.equivalence.tensor_math import alike, identical
 from optexp.errors import ConfigError, NoReference
 from optexp.strategies.replace import Replace
@@ -239,3 +240,8 @@ def test_on_a_gpu(tmp_path: Path, layout: str, held: str) -> None:
     assert one.observe(Look(0)).size
     assert one.moved()[0] > 0
     assert (one.peak_memory(1).peak_mib or 0) > 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_set_with_sparse_batches_has_a_size(layout: str) -> None:
+    assert not DrawnSet(batches=[(made(layout), made(layout))]).is_large

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict, deque, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -71,3 +72,19 @@ def test_networks_pair_their_tensors_by_name() -> None:
     right, wrong = moved(traced, 0.01), moved(traced, 0.02)
     assert alike((traced, right), (inside, moved(inside, 0.01)), UNIT, [])
     assert not alike((traced, wrong), (inside, moved(inside, 0.01)), UNIT, [])
+
+
+def test_classes_and_factories_of_each_process_are_the_same_containers() -> None:
+    """As a script's replay memory holds them, which each process defines anew."""
+
+    def filled(reward: float) -> Any:
+        transition = namedtuple("transition", ("state", "following", "reward"))
+        memory = deque([transition(torch.ones(2), None, 0.5)], maxlen=4)
+        memory.append(transition(torch.zeros(2), torch.ones(2), reward))
+        scores = defaultdict(lambda: deque(maxlen=2))
+        scores["first"].append(reward)
+        return [memory, scores]
+
+    assert alike([filled(0.0), filled(1.0)], [filled(0.0), filled(1.0)], UNIT, [])
+    assert not alike([filled(0.0), filled(2.0)], [filled(0.0), filled(1.0)], UNIT, [])
+    assert not alike([filled(0.0), filled(1.0)[:1]], [filled(0.0), filled(1.0)], UNIT, [])

@@ -69,6 +69,22 @@ def test_what_an_inference_loop_collects_is_a_result(tmp_path: Path) -> None:
     assert torch.equal(results["model"], net(x) + 100)
 
 
+def test_a_loop_without_an_optimizer_may_clear_gradients(tmp_path: Path) -> None:
+    """As for gradients of inputs, or an update by hand."""
+    path = tmp_path / "by_hand.py"
+    by_hand = (
+        "    net.zero_grad()\n    net(x).sum().backward()\n    net.weight.data.add_(net.weight.grad, alpha=-0.5)\n"
+    )
+    path.write_text(COLLECTS.replace("    moved", by_hand + "    moved", 1))
+    reached = run(path, [])
+    net = reached.mark.model
+    step, before = Inference(Body(reached), lambda batch: [tuple(batch)]), net.weight.detach().clone()
+    program = Program(net, step, ResidentFeed(torch.device("cpu")))
+    for _ in range(2):
+        step(program, (torch.ones(3, 2),))
+    assert torch.allclose(net.weight, before - 2 * 0.5 * 3)
+
+
 def test_an_inference_loop_that_ends_itself_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "infer.py"
     path.write_text(COLLECTS.replace("    moved", "    if len(found) == 2:\n        break\n    moved"))

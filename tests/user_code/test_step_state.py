@@ -268,6 +268,21 @@ FILES = {
             bank.keys = torch.cat([bank.keys, out.detach()])
             return loss
     """),
+    "the optimizer's state of another network": HEAD % "ConstantLR(optimizer)"
+    + dedent("""
+        torch.manual_seed(0)
+        head = nn.Linear(2, 2)
+
+        def get_optimizer(params):
+            return torch.optim.NAdam([*params, *head.parameters()], lr=0.1)
+
+        def train_step(model, batch, optimizer):
+            loss = nn.functional.cross_entropy(head(model(batch[0])), batch[1])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+    """),
     "a schedule around another": HEAD % "ConstantLR(optimizer)"
     + dedent("""
         class WarmUp(torch.optim.lr_scheduler.LRScheduler):
@@ -506,6 +521,18 @@ def test_modules_and_numbers_go_where_the_model_is() -> None:
     assert (teacher.weight.dtype, half.weight.dtype, weights is kept) == (torch.float32, torch.bfloat16, True)
     move(loss, model, cpu, torch.float64)
     assert {teacher.weight.dtype, half.weight.dtype, weights.dtype} == {torch.float64}
+
+
+def test_a_tensor_that_an_optimizer_holds_gets_wider_where_it_is() -> None:
+    image, model = torch.zeros(3, requires_grad=True), nn.Linear(3, 1).double()
+
+    def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer) -> Any:
+        return model(image)
+
+    before = image
+    move(step, model, torch.device("cpu"), torch.float64)
+    assert image is before
+    assert image.dtype is torch.float64
 
 
 def test_a_rate_on_the_device_stays_there() -> None:

@@ -351,4 +351,36 @@ def sinusoidal_encoder_inputs():
     return [torch.randint(0, 100, (4, 20))]
 
 
+class RegisteredRotary(nn.Module):
+    """Rotary tables that the forward registers as buffers, and again where a sequence is longer."""
+
+    def __init__(self, dim=16):
+        super().__init__()
+        self.query, self.head = nn.Linear(dim, dim), nn.Linear(dim, 5)
+        self.cached = 0
+
+    def tables(self, length, like):
+        if length > self.cached:
+            half = like.shape[-1] // 2
+            frequency = 10000 ** (-torch.arange(half, device=like.device).to(like.dtype) / half)
+            angle = torch.outer(torch.arange(length, device=like.device).to(like.dtype), frequency).repeat(1, 2)
+            self.register_buffer("cos", angle.cos(), persistent=False)
+            self.register_buffer("sin", angle.sin(), persistent=False)
+            self.cached = length
+        return self.cos[:length], self.sin[:length]
+
+    def forward(self, x):
+        query = self.query(x)
+        cos, sin = self.tables(x.shape[1], query.float() if query.dtype is torch.bfloat16 else query)
+        return self.head(query * cos + rotate_half(query) * sin).mean(1)
+
+
+def registered_rotary_inputs():
+    return [torch.randn(4, 6, 16), torch.randint(0, 5, (4,))]
+
+
+def registered_rotary_loss(outputs, batch):
+    return F.cross_entropy(outputs, batch[1])
+
+
 MODES = {"CachedDecoding": ("forward",), "CountedDecoding": ("forward",)}

@@ -330,7 +330,68 @@ def nested_batch_loss(outputs, batch):
     return F.cross_entropy(outputs, batch[1])
 
 
+class CentreLoss(nn.Module):
+    """A model beside centres of classes that are no part of it: one optimizer trains both, clipped in one norm."""
+
+    def __init__(self, dim=12, classes=4):
+        super().__init__()
+        self.head = nn.Linear(8, classes)  # its forward takes them in another order
+        self.body = nn.Sequential(nn.Linear(dim, 24), nn.ReLU(), nn.Linear(24, 8))
+
+    def forward(self, x):
+        features = self.body(x) + 1
+        return self.head(features), features
+
+
+centres = nn.Embedding.from_pretrained(torch.eye(4, 8), freeze=False)
+
+
+def centre_loss_inputs():
+    return [torch.randn(32, 12), torch.randint(0, 4, (32,))]
+
+
+def centre_loss_optimizer(params):
+    return torch.optim.SGD([*params, *centres.parameters()], lr=0.05, momentum=0.9)
+
+
+def centre_loss_train_step(model, batch, optimizer):
+    optimizer.zero_grad()
+    logits, features = model(batch[0])
+    distance = (features - centres(batch[1]).to(features.dtype)).square().sum(1).mean()
+    loss = F.cross_entropy(logits, batch[1]) + 0.1 * distance
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+    return loss
+
+
+class RegisteredMean(nn.Module):
+    """A running mean that the first forward registers as a buffer."""
+
+    def __init__(self, dim=12):
+        super().__init__()
+        self.first, self.second = nn.Linear(dim, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        hidden = F.gelu(self.first(x))
+        mean = hidden.detach().float().mean(0) if hidden.dtype is torch.bfloat16 else hidden.detach().mean(0)
+        if hasattr(self, "mean"):
+            self.mean = 0.9 * self.mean + 0.1 * mean
+        else:
+            self.register_buffer("mean", mean)
+        return self.second(hidden - self.mean)
+
+
+def registered_mean_inputs():
+    return [torch.randn(16, 12), torch.randint(0, 4, (16,))]
+
+
+def registered_mean_loss(outputs, batch):
+    return F.cross_entropy(outputs, batch[1])
+
+
 MODES = {
+    "CentreLoss": ("train",),
     "EMATeacher": ("train",),
     "OwnOptimizers": ("forward", "train"),
     "Accumulating": ("forward", "train"),
