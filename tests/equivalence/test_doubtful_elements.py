@@ -1,4 +1,4 @@
-"""Changes that are nothing but rounding, of optimizers that a step makes itself: they pass, and wrong updates do not."""
+"""Changes that are nothing but rounding, where a step updates parameters itself: wrong updates are refused."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Model(nn.Module):
     def forward(self, x): return self.head(torch.relu(self.norm(self.body(x))))
 
 def get_inputs(): return [torch.randn(32, 8), torch.randint(4, (32,))]
+def get_optimizer(params): return torch.optim.SGD([*params][-2:], lr=0.1)
 
 def train_step(model, batch, optimizer):
     model.zero_grad()
@@ -33,8 +34,9 @@ def train_step(model, batch, optimizer):
     ORDER
     loss = nn.functional.cross_entropy(model(x), batch[1])
     loss.backward()
+    optimizer.step()
     with torch.no_grad():
-        for name, p in model.named_parameters():
+        for name, p in [*model.named_parameters()][:-2]:
             UPDATE
     return loss
 """
