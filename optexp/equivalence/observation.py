@@ -19,7 +19,7 @@ flag/device            for each output, by name: 1 where it lies on the program'
 flag/aliases           for each output, by name: the first one it shares memory with, −1 for an input, −2 for state
 flag/finished          1 where outputs no longer change after the step's own stream has computed them
 flag/random            1 where the step drew random numbers
-flag/noisy             1 with noise, whose value is the seed. Of after/, it has after/param/ alone, if the step is a user's
+flag/noisy             1 with noise, whose value is the seed. Of after/, it has at most after/param/ (a user's step)
 flag/another_model     1 where the model is another one than the baseline's
 flag/reassociated      how many operators took another order; −1 in a run that was asked for none. Of after/,
                        such a run has the same

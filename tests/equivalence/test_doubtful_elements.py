@@ -77,6 +77,44 @@ def test_signs_of_zero_gradients_may_differ(check, tmp_path: Path) -> None:
     assert found.ok, found.headline
 
 
+CRITIC = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.other = nn.Linear(8, 24), nn.Linear(24, 1), nn.Linear(8, 1)
+    def forward(self, x): return self.last(torch.relu(self.first(x)))
+
+def get_inputs(): return [torch.randn(31, 8), torch.randn(31, 8)]
+def get_optimizer(params): return torch.optim.SGD([*params][-2:], lr=0.1)
+
+def train_step(model, batch, optimizer):
+    model.zero_grad()
+    real, fake = batch
+    LOSS
+    (loss + model.other(real).square().mean()).backward()
+    optimizer.step()
+    with torch.no_grad():
+        for p in [*model.parameters()][:-2]: p.sub_(p.grad.sign(), alpha=0.001)
+    return loss
+"""
+APART = "loss = model(real).mean() - model(fake).mean()"
+TOGETHER = """both = model(torch.cat([real[:20], fake, real[20:]]))
+    signs = torch.ones(62, 1, dtype=real.dtype)
+    signs[20:51] = -1
+    loss = (both * signs / 31).sum()"""
+
+
+def test_a_step_of_a_bias_that_cancels_is_rounding(check, tmp_path: Path) -> None:
+    path, right = tmp_path / "critic.py", tmp_path / "together.py"
+    path.write_text(CRITIC.replace("LOSS", APART))
+    right.write_text(CRITIC.replace("LOSS", TOGETHER))
+    found = check(Module(path=str(path), mode="train"), otherwise(right), seeds=2)
+    assert found.ok, found.headline
+
+
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_wrong_updates_are_refused(check, wrong: str | None, tmp_path: Path) -> None:
     path = written(tmp_path / "port.py", SIGNS if wrong else DECAYED)
