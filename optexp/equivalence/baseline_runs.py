@@ -104,18 +104,24 @@ def _measure(inputs: InputSet, run: BaselineObservation) -> None:
     into = inputs.yardsticks.reassociated if run.reassociated else into
     unjudged = {name for name in seen if name.startswith((*RESULTS, "after/"))}
     unjudged = {name for name in unjudged if not name.startswith("after/scaler/") and not optional(name)}
-    first = not here.has_rounded and any(name.startswith("after/") for name in seen)
-    exact = dict[str, Quantity]()
+    first = not (here.has_rounded or run.perturbed) and any(name.startswith("after/") for name in seen)
+    exact, others = dict[str, Quantity](), inputs.fp64.results.update_inputs.others
     for quantity in quantities(inputs, step, seen):
         if first and not quantity.name.startswith(RESULTS):
             exact[quantity.name] = quantity
-        into[quantity.name] = into.get(quantity.name, Yardstick()) | Yardstick.of(quantity.found)
+        change = quantity.name.startswith("change/")
+        other = change and quantity.name.removeprefix("change/") in others.get(step, {})
+        if other:
+            inputs.yardsticks.doubt(quantity)
+        if other or not (change and run.perturbed):  # a known optimizer's update has an error of its own
+            error = (inputs.yardsticks.spared(quantity) if run.perturbed else quantity).found
+            into[quantity.name] = into.get(quantity.name, Yardstick()) | Yardstick.of(error)
         unjudged.discard(source(quantity.name))
         if not run.perturbed:
             _require_numbers(inputs, quantity)
     if first:
         _allow_rounded_hyperparameters(inputs, run, exact)
-        for name in inputs.fp64.results.update_inputs.others.get(step, {}):
+        for name in others.get(step, {}):
             here.allow_share(exact[f"change/{name}"], SIGNS, LARGEST)
         here.has_rounded = True  # further runs of the step would add their scatter, and nothing else
     if unjudged and not skipped(seen):

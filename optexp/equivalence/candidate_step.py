@@ -108,7 +108,7 @@ class CandidateStep:
         """Findings of every tensor that fp64 has a value for."""
         inputs, findings, beside = self.inputs, list[Finding](), list[tuple[Element, Tensor]]()
         equal = alike(self.seen, inputs.baseline)
-        for quantity in quantities(inputs, self.step, self.seen):
+        for quantity in map(inputs.yardsticks.spared, quantities(inputs, self.step, self.seen)):
             if is_noise(quantity, inputs.plain(quantity).rms):
                 continue
             finding = self._finding(quantity, equal)

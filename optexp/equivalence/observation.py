@@ -19,10 +19,10 @@ flag/device            for each output, by name: 1 where it lies on the program'
 flag/aliases           for each output, by name: the first one it shares memory with, −1 for an input, −2 for state
 flag/finished          1 where outputs no longer change after the step's own stream has computed them
 flag/random            1 where the step drew random numbers
-flag/noisy             1 with noise, whose value is the seed; a noisy run leaves out after/
+flag/noisy             1 with noise, whose value is the seed. Of after/, it has at most after/param/ (a user's step)
 flag/another_model     1 where the model is another one than the baseline's
-flag/reassociated      how many operators took another order; −1 in a run that was asked for none. Such a run leaves
-                       out after/, too
+flag/reassociated      how many operators took another order; −1 in a run that was asked for none. Of after/,
+                       such a run has the same
 flag/coarsest          the largest eps that it met of an arithmetic; 0 in other runs
 flag/finest            the least eps of a dtype that got noise; 1 without
 """
@@ -87,7 +87,8 @@ def observed(
     if program.trains and not forward:
         seen |= {name: _copy(tensor) for name, tensor in gradients(program).items()}
     seen |= {f"buffer/{name}": _copy(tensor) for name, tensor in program.buffers().items()}
-    seen |= _state_after(program, start, initial, in_full=noise is None and order is None and not forward)
+    plainly = noise is None and order is None
+    seen |= _state_after(program, start, initial, in_full=plainly and not forward, in_part=not plainly and not forward)
     if program.device.type == "cuda":
         torch.cuda.synchronize(program.device)
     written = start.written()
@@ -145,10 +146,13 @@ class _Start:
         }
 
 
-def _state_after(program: Program, start: _Start, initial: Mapping[str, Tensor] | None, in_full: bool) -> Observation:
+def _state_after(
+    program: Program, start: _Start, initial: Mapping[str, Tensor] | None, in_full: bool, in_part: bool
+) -> Observation:
     """after/, param/, changed/, remembers/ and moves/.
 
     in_full: with after/
+    in_part: with after/param/ where the step is a user's own
     """
     seen: Observation = {}
     if program.optimizer is None:
@@ -160,6 +164,9 @@ def _state_after(program: Program, start: _Start, initial: Mapping[str, Tensor] 
     elif in_full:
         after = {name: tensor for name, tensor in program.state().items() if not name.startswith("buffer/")}
         seen |= {f"after/{name}": _copy(tensor) for name, tensor in after.items()} | {RULE: rule(program)}
+    elif in_part and program.own_step:
+        after = {name: tensor for name, tensor in program.state().items() if name.startswith("param/")}
+        seen |= {f"after/{name}": _copy(tensor) for name, tensor in after.items()}
     if program.step_state is not None:
         seen |= _packed("remembers", program.step_state.changed(start.step_state, program.step_state.read()))
     return seen | (_packed("moves", program.keeps.moves(start.table)) if program.keeps is not None else {})

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from optexp.equivalence import mutants
 from optexp.equivalence.attributes import Attributes
+from optexp.equivalence.doubtful_elements import Doubtful
 from optexp.equivalence.gates import Yardstick
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.quantities import Quantity
@@ -88,6 +89,7 @@ class SetYardsticks:
     earlier:      outputs and gradients of the plain run of the step before, the leading rows of large ones
     steps:        yardsticks of each step
     noise:        by quantity, errors of noisy runs of all steps;  reassociated: the same in other orders
+    doubtful:     by change that no known optimizer makes, elements that are rounding in runs of any step
     noisy_runs:   number of noisy runs
     spread:       by tensor, the largest RMS by which order or noise moves the baseline
     skipped:      steps that the baseline's GradScaler left out
@@ -100,6 +102,7 @@ class SetYardsticks:
     steps: dict[int, StepYardsticks] = field(default_factory=lambda: defaultdict(StepYardsticks))
     noise: dict[str, Yardstick] = field(default_factory=dict)
     reassociated: dict[str, Yardstick] = field(default_factory=dict)
+    doubtful: dict[str, Doubtful] = field(default_factory=dict)
     noisy_runs: int = 0
     spread: dict[str, float] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
@@ -125,6 +128,16 @@ class SetYardsticks:
     def plain(self, quantity: Quantity) -> Yardstick:
         """Error of the baseline's plain runs of the current step."""
         return self.current.plain.get(quantity.name, Yardstick())
+
+    def doubt(self, quantity: Quantity) -> None:
+        """Note what a run of the baseline shows of a change that no known optimizer makes."""
+        found, known = Doubtful.of(quantity), self.doubtful.get(quantity.name)
+        self.doubtful[quantity.name] = found if known is None else known | found
+
+    def spared(self, quantity: Quantity) -> Quantity:
+        """The quantity without errors in doubtful elements that rounding explains."""
+        found = self.doubtful.get(quantity.name)
+        return quantity if found is None else found.spared(quantity)
 
     def of(self, quantity: Quantity, always_spread: bool = False) -> Yardstick:
         """E: the largest error of plain and reassociated runs; where these say little, of noisy runs, too.

@@ -1,0 +1,55 @@
+"""Elements of a parameter's change that are nothing but rounding, where no known optimizer tells what follows from it.
+
+A gradient that is zero but for rounding has another sign in each honest run, and Adam makes a full step of it. Where
+optexp knows the optimizer, an update is compared with an fp64 one on the arm's own gradients. Of an optimizer that a
+step makes itself, only runs of the baseline, with noise and in other orders, tell which elements this concerns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from optexp.equivalence.quantities import Quantity, measured
+
+OF_ITSELF = 0.5  # an element whose error in a run of the baseline exceeds this share of its value is rounding
+FACTOR = 4.0  # times the largest such error: the most that rounding makes of such an element
+
+
+@dataclass(frozen=True)
+class Doubtful:
+    """Of one parameter's change.
+
+    elements: which ones are rounding, as truth values of the parameter's shape
+    largest:  the largest error that a run of the baseline has in them
+    """
+
+    elements: Tensor
+    largest: float
+
+    @classmethod
+    def of(cls, quantity: Quantity) -> Doubtful:
+        """What one run of the baseline shows."""
+        error = _error(quantity)
+        elements = error > OF_ITSELF * quantity.reference.abs()
+        return cls(elements, float(error.where(elements, 0.0).max()) if error.numel() else 0.0)
+
+    def __or__(self, other: Doubtful) -> Doubtful:
+        """What both runs show."""
+        return Doubtful(self.elements | other.elements, max(self.largest, other.largest))
+
+    def spared(self, quantity: Quantity) -> Quantity:
+        """The change without errors that rounding explains: these elements have float64's value.
+
+        An element with a larger error keeps it, and is judged as all others are.
+        """
+        explained = self.elements & (_error(quantity) <= FACTOR * self.largest + quantity.resolution[1])
+        if not bool(explained.any()):
+            return quantity
+        return next(measured([replace(quantity, value=quantity.value.where(~explained, quantity.reference))]))
+
+
+def _error(quantity: Quantity) -> Tensor:
+    """|c−g| of each element; NaN where either is."""
+    return (quantity.value - quantity.reference).abs()
