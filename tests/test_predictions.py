@@ -257,7 +257,9 @@ def test_a_prediction_and_its_measurement_on_a_cpu(tmp_path: Path, monkeypatch: 
 
 
 def test_the_table_of_bounds_beside_measurements() -> None:
-    text = bounds.table([measured(6.0, 5.9), measured(8.0, 7.9), measured(3.0, 2.9), RESULTS["SAME"]])
+    pairs = [bounds.Pair("mlp", "cuda_graph", "FASTER", measured, 7.5) for measured in (6.0, 8.0, 3.0)]
+    unbounded = bounds.Pair("mlp", "streams", "SAME", 1.0, None)
+    text = bounds.table([*pairs, unbounded])
     beyond, first, second, unknown = text.splitlines()[2:6]
     assert beyond.endswith("| 7.50× | 8.00× | 1.07 **beyond** |")
     assert first.endswith("| 7.50× | 6.00× | 0.80 |")
@@ -265,4 +267,4 @@ def test_the_table_of_bounds_beside_measurements() -> None:
     assert unknown.endswith("| – |")
     assert "3 of 4 comparisons have a bound. Measured/bound is at most 1.05 in 2 of 3 (67%)" in text
     assert "within a factor of 1.3 of 1 in 2 of 3 (67%)" in text
-    assert "None of 1" in bounds.table([RESULTS["SAME"]])
+    assert "None of 1" in bounds.table([unbounded])

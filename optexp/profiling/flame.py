@@ -58,6 +58,7 @@ def frames(trace: Trace) -> Frame | None:
     for child in root.children.values():
         if child.kind == "root":  # a thread besides the main one: no single call spans it
             child.us = sum(call.us for call in child.children.values())
+            root.us += child.us  # beside the steps, which the main thread spans
     return root
 
 

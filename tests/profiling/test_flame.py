@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -70,6 +71,25 @@ def test_collapsed_stacks_hold_every_microsecond_once(root: Frame) -> None:
     assert all(stack.startswith("step") and count.isdigit() for stack, count in rows)
     assert sum(int(count) for _, count in rows) == pytest.approx(root.us, rel=0.02)
     assert len({stack for stack, _ in rows}) == len(rows)
+
+
+def test_another_thread_stands_beside_the_steps(tmp_path: Path) -> None:
+    """As of a loader that pins memory: its time widens the picture, and hides nothing of the step's."""
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(sleeper).result()  # its thread is there before the recording
+
+        def threaded() -> None:
+            pool.submit(sleeper).result()
+            sleeper()
+
+        record_stacks(threaded, 2, tmp_path / "trace.json.gz", CPU)
+    found = flame.frames(Trace.read(tmp_path / "trace.json.gz"))
+    assert found is not None
+    other = next(child for child in found.children.values() if child.kind == "root")
+    assert other.us >= 2 * 20_000
+    assert sum(child.us for child in found.children.values()) <= found.us * 1.01
+    test_the_picture_is_whole(found)
 
 
 def test_the_picture_is_whole(root: Frame) -> None:
