@@ -1013,7 +1013,9 @@ class KeepsItsLastResults(RemembersByContent):
 
 
 class RandomForAWhile(RightForAWhile):
-    """The same for steps that draw random numbers."""
+    """The same for steps that draw random numbers, of which checks look at more."""
+
+    calls_that_count = 1000
 
 
 # --- users' own models (tests/cheats/models.py) -------------------------------------------------------------------
