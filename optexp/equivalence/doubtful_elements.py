@@ -15,6 +15,9 @@ from optexp.equivalence.quantities import Quantity, measured
 
 OF_ITSELF = 0.5  # an element whose error in a run of the baseline exceeds this share of its value is rounding
 FACTOR = 4.0  # times the largest such error: the most that rounding makes of such an element
+ROUNDED = (
+    40.0  # the same where that is no larger than other changes: compiled sums of zero were seen 38 times as far off
+)
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,15 @@ class Doubtful:
         """What both runs show."""
         return Doubtful(self.elements | other.elements, max(self.largest, other.largest))
 
-    def spared(self, quantity: Quantity) -> Quantity:
+    def spared(self, quantity: Quantity, usual: float) -> Quantity:
         """The change without errors that rounding explains: these elements have float64's value.
 
         An element with a larger error keeps it, and is judged as all others are.
+
+        usual: the largest change of any element in fp64
         """
-        explained = self.elements & (_error(quantity) <= FACTOR * self.largest + quantity.resolution[1])
+        most = max(FACTOR * self.largest, min(ROUNDED * self.largest, usual))
+        explained = self.elements & (_error(quantity) <= most + quantity.resolution[1])
         if not bool(explained.any()):
             return quantity
         return next(measured([replace(quantity, value=quantity.value.where(~explained, quantity.reference))]))

@@ -90,6 +90,7 @@ class SetYardsticks:
     steps:        yardsticks of each step
     noise:        by quantity, errors of noisy runs of all steps;  reassociated: the same in other orders
     doubtful:     by change that no known optimizer makes, elements that are rounding in runs of any step
+    usual_change: the largest such change of any element in fp64
     noisy_runs:   number of noisy runs
     spread:       by tensor, the largest RMS by which order or noise moves the baseline
     skipped:      steps that the baseline's GradScaler left out
@@ -103,6 +104,7 @@ class SetYardsticks:
     noise: dict[str, Yardstick] = field(default_factory=dict)
     reassociated: dict[str, Yardstick] = field(default_factory=dict)
     doubtful: dict[str, Doubtful] = field(default_factory=dict)
+    usual_change: float = 0.0
     noisy_runs: int = 0
     spread: dict[str, float] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
@@ -131,13 +133,15 @@ class SetYardsticks:
 
     def doubt(self, quantity: Quantity) -> None:
         """Note what a run of the baseline shows of a change that no known optimizer makes."""
+        if quantity.reference.numel():
+            self.usual_change = max(self.usual_change, float(quantity.reference.abs().max()))
         found, known = Doubtful.of(quantity), self.doubtful.get(quantity.name)
         self.doubtful[quantity.name] = found if known is None else known | found
 
     def spared(self, quantity: Quantity) -> Quantity:
         """The quantity without errors in doubtful elements that rounding explains."""
         found = self.doubtful.get(quantity.name)
-        return quantity if found is None else found.spared(quantity)
+        return quantity if found is None else found.spared(quantity, self.usual_change)
 
     def of(self, quantity: Quantity, always_spread: bool = False) -> Yardstick:
         """E: the largest error of plain and reassociated runs; where these say little, of noisy runs, too.

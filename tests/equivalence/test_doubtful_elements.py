@@ -131,6 +131,8 @@ def test_only_errors_that_rounding_explains_are_spared() -> None:
 
     doubtful = Doubtful.of(change(1e-3, 0.5001, 0.0))
     assert doubtful.elements.tolist() == [True, False, False]
-    assert doubtful.spared(change(-2e-3, 0.5, 0.0)).found.peak == 0
-    assert doubtful.spared(change(-5e-3, 0.5, 0.0)).value[0] == -5e-3, "larger than rounding"
-    assert doubtful.spared(change(0.0, 0.6, 1e-3)).value[1:].tolist() == [0.6, 1e-3], "no rounding at all"
+    assert doubtful.spared(change(-2e-3, 0.5, 0.0), 1e-3).found.peak == 0
+    assert doubtful.spared(change(-5e-3, 0.5, 0.0), 1e-3).value[0] == -5e-3, "larger than rounding"
+    assert doubtful.spared(change(0.0, 0.6, 1e-3), 1e-3).value[1:].tolist() == [0.6, 1e-3], "no rounding at all"
+    assert doubtful.spared(change(-5e-3, 0.5, 0.0), 0.5).found.peak == 0, "small beside other changes"
+    assert doubtful.spared(change(-0.2, 0.5, 0.0), 0.5).value[0] == -0.2
