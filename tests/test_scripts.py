@@ -82,6 +82,16 @@ def test_strategies_reach_the_model(script: str, tmp_path: Path) -> None:
     assert all(evidence.engaged for evidence in result.evidence)
 
 
+BY_HAND = """import torch, optexp
+net = torch.nn.Linear(4, 1)
+for x in optexp.steps([torch.randn(8, 4) for _ in range(4)]):
+    net(x).sum().backward()
+    for p in net.parameters():
+        p.data -= 0.1 * p.grad
+        p.grad = None
+"""
+
+
 def test_a_mark_is_at_most_three_lines() -> None:
     for script in SCRIPTS:
         lines = [line for line in (FOLDER / f"{script}.py").read_text().splitlines() if "ptexp" in line]
@@ -118,3 +128,11 @@ def test_an_override_behind_the_script_is_told_at_once() -> None:
         overrides([script, "strategy=amp"])
     assert overrides([script, "--lr=3"])[-1].startswith("workload.")
     assert overrides(["strategy=amp", script, "--", "key=value"])[-1] == "strategy=amp"
+
+
+def test_a_step_without_an_optimizer_is_told_what_to_write(tmp_path: Path) -> None:
+    path = tmp_path / "by_hand.py"
+    path.write_text(BY_HAND)
+    result = verified(tmp_path, str(path.with_suffix("")))
+    assert result.verdict is Verdict.ERROR
+    assert "the mark names no optimizer, and its step calls none: write optexp.steps(..., optimizer=" in result.headline

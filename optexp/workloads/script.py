@@ -146,6 +146,8 @@ class Script(Workload):
 
     def model(self) -> nn.Module:
         found: Any = self.reached.mark.model
+        if found is None:
+            raise ConfigError(f"{self.path}: the mark names no model: write optexp.steps(..., model=...)")
         if not isinstance(found, nn.Module):
             raise ConfigError(f"optexp.steps(model=...) is {kind(found)}: it must be an nn.Module")
         return found
@@ -194,11 +196,15 @@ class Script(Workload):
         self.forget()
         seed_all(seed)
         self.beginning = Beginning()
-        mark, function = self.reached.mark, self.reached.function
-        if self.learns != (self.mode == "train"):
-            expected = "train" if self.learns else "forward"
-            raise ConfigError(f"{self.path}: the mark is of {expected}: set workload.mode={expected}")
-        model, optimizer = placed(self.model(), device, dtype), unwrapped(mark.optimizer)
+        mark, function, own = self.reached.mark, self.reached.function, self.model()
+        if self.learns and self.mode != "train":
+            raise ConfigError(f"{self.path}: the mark has an optimizer: set workload.mode=train")
+        if self.mode == "train" and not self.learns:
+            raise ConfigError(
+                f"{self.path}: the mark names no optimizer, and its step calls none: write optexp.steps(...,"
+                " optimizer=...), or set workload.mode=forward for a step that has none"
+            )
+        model, optimizer = placed(own, device, dtype), unwrapped(mark.optimizer)
         had = {n: p.grad.to_dense() for n, p in model.named_parameters() if p.grad is not None}
         if optimizer is not None and optimizer.state:
             optimizer.load_state_dict(optimizer.state_dict())  # which brings its tensors to those of the model
