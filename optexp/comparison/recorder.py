@@ -24,7 +24,7 @@ from optexp.reporting.tracking import Run
 from optexp.result import Problem, Result, Verdict
 from optexp.workers.serving import describe
 
-DRAWN: Mapping[str, Callable[[Result, Path], object]] = {  # of the record, for reading
+DRAWN: Mapping[str, Callable[[Result, Path], object]] = {  # pages and pictures of a record
     "the waterfall": waterfall.draw,
     "the decision card": card.write,
     "the report": lambda result, output: report.write(result, output / filenames.REPORT),

@@ -15,16 +15,14 @@ from optexp.equivalence.quantities import Quantity, measured
 
 OF_ITSELF = 0.5  # an element whose error in a run of the baseline exceeds this share of its value is rounding
 FACTOR = 4.0  # times the largest such error: the most that rounding makes of such an element
-ROUNDED = (
-    40.0  # the same where that is no larger than other changes: compiled sums of zero were seen 38 times as far off
-)
+ROUNDED = 40.0  # the same beside larger changes: compiled sums of zero were seen 38 times as far off
 
 
 @dataclass(frozen=True)
 class Doubtful:
-    """Of one parameter's change.
+    """Elements of one parameter's change that are rounding.
 
-    elements: which ones are rounding, as truth values of the parameter's shape
+    elements: a mask of the parameter's shape
     largest:  the largest error that a run of the baseline has in them
     """
 
@@ -33,13 +31,13 @@ class Doubtful:
 
     @classmethod
     def of(cls, quantity: Quantity) -> Doubtful:
-        """What one run of the baseline shows."""
+        """Elements that one run of the baseline shows to be rounding."""
         error = _error(quantity)
         elements = error > OF_ITSELF * quantity.reference.abs()
         return cls(elements, float(error.where(elements, 0.0).max()) if error.numel() else 0.0)
 
     def __or__(self, other: Doubtful) -> Doubtful:
-        """What both runs show."""
+        """Elements that either of two runs shows to be rounding."""
         return Doubtful(self.elements | other.elements, max(self.largest, other.largest))
 
     def spared(self, quantity: Quantity, usual: float) -> Quantity:

@@ -67,7 +67,7 @@ def settings() -> Settings:
         "torch.is_inference_mode_enabled": torch.is_inference_mode_enabled,
         "torch.is_autocast_enabled": lambda: [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
         "torch.are_deterministic_algorithms_enabled": torch.are_deterministic_algorithms_enabled,
-        "torch.set_flush_denormal": lambda: sys.float_info.min / 2 == 0,  # of this thread; torch cannot be asked
+        "torch.set_flush_denormal": lambda: sys.float_info.min / 2 == 0,  # of this thread; torch has no getter
         "torch.is_anomaly_enabled": torch.is_anomaly_enabled,
         "torch.backends.mkldnn.enabled": lambda: backends.mkldnn.enabled,
         "torch.backends.cudnn.enabled": lambda: backends.cudnn.enabled,

@@ -93,8 +93,7 @@ def verify_randomness(
     """
     reference.call(Reference.draw, seed=seed, count=1, family=NORMAL)
     deliver(reference, (yardstick, candidate), range(1), NORMAL)
-    throwing = [arm.start(Arm.throw, unit=unit) for arm in (yardstick, candidate)]  # side by side: nothing is timed
-    expected, found = (pending.wait() for pending in throwing)
+    expected, found = yardstick.call(Arm.throw, unit=unit), candidate.call(Arm.throw, unit=unit)
     zeros = reference.call(Reference.zeros) if expected.moments else {}
     findings, figures = randomness.compare(found, expected, unit, zeros)
     convey(yardstick.call(Arm.thrown), yardstick, reference)
