@@ -76,7 +76,7 @@ def product_us(step: Parts, piece: Piece, templates: bool) -> float:
         sides = [side for shape in piece.shapes for side in shape if len(shape) >= 2]
         if all(side > FEW and side % ALIGNED.get(piece.dtype, 1) == 0 for side in sides):
             return piece.us
-    return step.of_work(fused(piece))
+    return step.of_work(fused(piece), split=templates)  # as generated GEMMs do
 
 
 def on_host(step: Parts) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from optexp.measurement.floor import MARGIN
+from optexp.measurement.floor import MARGIN, float32_rate
 from optexp.profiling.bounds import Bound
 from optexp.profiling.breakdown import ALLOCATE, SLOWED, Breakdown, loader_spans
 from optexp.profiling.intervals import Union
@@ -130,16 +130,19 @@ class Parts:
         """Device time saved if each piece takes no longer than `least(piece)`, which is µs over all steps."""
         return sum(max(piece.us - least(piece), 0.0) for piece in self.pieces) / len(self.trace.steps)
 
-    def of_work(self, piece: Piece, dtype: str = "", narrower: float = 1.0) -> float:
+    def of_work(self, piece: Piece, dtype: str = "", narrower: float = 1.0, split: bool = False) -> float:
         """Least µs of a piece's work at this card's ceilings; 0 where ceilings or work are unknown.
 
         Args:
             dtype: A dtype in which it may also compute ("tf32" too); empty: its own alone.
             narrower: Size of that dtype's numbers over the size of its own.
+            split: Whether a float32 GEMM may be computed as several TF32 GEMMs, which are as exact.
         """
         if self.ceilings is None or not (piece.bytes or piece.flops):
             return 0.0
         rate = max(self.ceilings.matrix.get(name, 0.0) for name in (dtype, piece.dtype, *self._as_tf32(piece)))
+        if split and piece.dtype == "float32":
+            rate = max(rate, float32_rate(self.ceilings.matrix))
         seconds = piece.flops / rate if rate else 0.0
         return min(piece.us, MARGIN * 1e6 * max(seconds, self.moving_s(piece.bytes * narrower)))
 

@@ -281,7 +281,7 @@ def test_a_chain_ends_with_its_step() -> None:
 def test_templates_do_the_rest_at_the_end_of_a_product() -> None:
     view = viewed(product_and_passes)
     for strategy in (Fusion(mode="max-autotune"), Fusion(backend="kernels")):
-        assert us_of(strategy, view) == pytest.approx(MARGIN * FLOP / 50e6)
+        assert us_of(strategy, view) == pytest.approx(MARGIN * FLOP / (400e6 / 3))  # of three TF32 products
 
 
 def test_a_product_of_an_odd_size_may_be_padded() -> None:
