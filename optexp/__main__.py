@@ -12,6 +12,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from optexp.config import overrides, search_path
+from optexp.support import bytecode
 from optexp.support.interrupting import INTERRUPTED, raise_when_interrupted
 from optexp.support.nvml_count import count_by_nvml
 from optexp.sweeps import exit_status, sweep
@@ -60,6 +61,7 @@ def main() -> None:
 def command() -> NoReturn:
     """`main` in a process of its own, which ends at once: taking torch and MLflow down takes up to two seconds."""
     status: Any = 0
+    bytecode.keep()
     try:
         main()
     except SystemExit as ended:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, assert_never
 
 from optexp.errors import Failure
+from optexp.support import bytecode
 from optexp.support.descent import adopt_orphans
 from optexp.support.nvml_count import SETTING
 from optexp.workers import inductor_facts, requests, wire
@@ -49,7 +50,7 @@ class Launcher:
         self.home = home
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # whole messages
         variables = {
-            **os.environ,
+            **bytecode.environment(os.environ),
             # cudaGetDeviceCount would make later forks unusable; NVML answers the same question.
             **SETTING,
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's, by which the card is read; CUDA's own is by speed
