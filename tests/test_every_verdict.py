@@ -20,7 +20,7 @@ REFUSED = Pair("mlp", "streams", "UNSUPPORTED", "UNSUPPORTED: no branches", "CPU
 def test_a_later_run_makes_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[str, str]] = []
 
-    def run(workload: str, strategy: str, _: object) -> Pair:
+    def run(workload: str, strategy: str, *_: object) -> Pair:
         ran.append((workload, strategy))
         return Pair(workload, strategy, "SAME", "SAME", "CPU", 1.0)
 

@@ -32,7 +32,7 @@ from optexp import api
 from optexp.comparison import runner
 from optexp.result import Result, Verdict
 from optexp.workers import launching
-from tests.benchmarks.kept import Kept
+from tests.benchmarks.kept import Kept, keep_if_beyond
 
 QUICK = ["measurement=quick", "measurement.process_s=2", "measurement.warmup_s=1", "profile.details=false"]
 FIXED = [*QUICK, "tracking.enabled=false", "environment.allow_foreign=true", "patch=faster"]
@@ -141,6 +141,7 @@ def run(subject: Subject, kind: str, stack: str, against: str, options: argparse
         candidate = "" if kind == AUTO else stack
         config = api.compose(asked, api.members(candidate), api.members(against))
         result = runner.run(config, Path(folder), show=lambda *_: None)
+        keep_if_beyond(result, Path(folder), options.store.with_suffix(".beyond") / f"{subject.name}_{stack}")
     return of_result(result, subject.name, kind, stack, against, round(time.monotonic() - began, 1))
 
 

@@ -24,7 +24,7 @@ from optexp.comparison import runner
 from optexp.result import Result, Verdict
 from optexp.support.units import duration
 from optexp.workers import launching
-from tests.benchmarks.kept import Kept
+from tests.benchmarks.kept import Kept, keep_if_beyond
 
 WORKLOADS = ["gelu", "elementwise", "layernorm_linear", "softmax", "mlp", "lenet5", "branches", "bert", "training"]
 OTHERS = ["add", "matmul", "cdist", "linear_gelu", "vision", "causal_lm", "sleep", "graph_break", "changing_shapes"]
@@ -95,12 +95,16 @@ def members(workload: str, strategy: str) -> dict[str, dict[str, object]]:
     return {"replace": {"target": f"{SECONDS}:{workload}"}} if strategy == "replace" else api.members(strategy)
 
 
-def run(workload: str, strategy: str, more: Sequence[str]) -> Pair:
-    """One comparison in this process: the launcher and its imports serve all of them."""
+def run(workload: str, strategy: str, more: Sequence[str], beyond: Path) -> Pair:
+    """One comparison in this process: the launcher and its imports serve all of them.
+
+    beyond: for the record of one that measured more than its bound
+    """
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="pair-") as folder:
         config = api.compose([*overrides(workload, strategy), *more], members(workload, strategy), {})
         result = runner.run(config, Path(folder), show=lambda *_: None)
+        keep_if_beyond(result, Path(folder), beyond / f"{workload}_{strategy}")
     return of_result(result, workload, strategy, round(time.monotonic() - began, 1))
 
 
@@ -129,7 +133,7 @@ def work(options: argparse.Namespace) -> None:
         if time.monotonic() >= end:
             print("no time for more: run the command again to go on", flush=True)
             return
-        store.add(found := run(*pair, options.overrides))
+        store.add(found := run(*pair, options.overrides, options.store.with_suffix(".beyond")))
         print(f"{found.seconds:6.1f} s  {found.workload} × {found.strategy}: {found.headline}", flush=True)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shutil
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from optexp.result import Result
 
 
 class Row(Protocol):
@@ -54,3 +57,10 @@ class Kept(Generic[T]):
         partial = self.path.with_suffix(".partial")
         partial.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
         partial.replace(self.path)
+
+
+def keep_if_beyond(result: Result, folder: Path, place: Path) -> None:
+    """Copy the folder of a comparison that measured more than its strategy's bound allows: its trace shows why."""
+    found = result.profile.prediction
+    if found is not None and found.refuted:
+        shutil.copytree(folder, place, dirs_exist_ok=True)
