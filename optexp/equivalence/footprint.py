@@ -18,7 +18,8 @@ from optexp.equivalence.tensor_math import identical
 
 LEAST, MOST = 6, 240  # steps
 LAST = (240, 120, 60, 24, 12)  # of the last step that is judged: numbers that many periods divide
-LIMIT_S = 1.0  # of the baseline
+LIMIT_S = 1.0  # of the baseline: time of its thread on a core, so that other programs hide no step
+LONGEST_S = 3.0  # and in all
 JUDGED = 3  # first steps that the gates have seen
 KINDS = 2  # kinds of steps that the first ones are not
 CLOSE = 1e-6  # relative: hyperparameters that are closer are left to the gates

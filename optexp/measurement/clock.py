@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ import torch
 from optexp.support.descent import descendants
 
 now = perf_counter
+on_core = thread_time  # of this thread
 # The C function behind torch.cuda.synchronize. A build without CUDA has none.
 _cuda_synchronize: Callable[[], None] = getattr(torch._C, "_cuda_synchronize", lambda: None)
 _Event = torch.cuda.Event

@@ -108,7 +108,7 @@ def _of_gpu(trace: Trace, split: Breakdown, beside: Trace | None) -> dict[str, A
     steps, sums = len(trace.steps), defaultdict[str, Account](Account)
     for name, kernel in named_kernels(trace, beside):
         sums[name].add(short_name(kernel.name), kernel.duration)
-    kernels = {name: account.per_step(steps) for name, account in sums.items()}
+    kernels = {name: account.per_step(steps, split.clock) for name, account in sums.items()}
     side_by_side = sum(account.us for account in kernels.values()) - split.kernel_share * split.wall_us
     merged = {**kernels, OVERLAP: Account(-side_by_side if abs(side_by_side) > 1e-6 else 0.0)}
     for part in (_copies(trace, split.us("exposed_copies")), _gaps(trace, split)):

@@ -20,6 +20,7 @@ OUTSIDE = "outside_ops"
 
 SLOWED = 1.2  # profiled step over timed step, above which tracing counts as having slowed the host
 NOT_LATE = 0.05  # share of the step in host-late gaps, below which the host counts as never late
+CLOCKS = 0.05  # most by which the card's clock, or what its caches hold, changes a step's kernels from run to run
 PIPELINE_US = 10.0  # longest gap in which the GPU starts a queued kernel
 
 SYNCHRONISE = re.compile(r"cu(da)?(\w*Synchronize|Memcpy)$")
@@ -40,6 +41,7 @@ class Breakdown:
     ops: float
     matrix_flop: float = 0.0
     stretched: float | None = None  # profiled step over timed step; host terms are scaled back above 1.2
+    clock: float = 1.0  # time of the kernels of the timed step over that of the traced ones
     busy: float | None = None
     kernels: float | None = None
     launches: float | None = None
@@ -137,7 +139,8 @@ def fitted(split: Breakdown, step_us: float) -> Breakdown:
 
     Tracing slows the host most, starts of kernels a little, and kernels not at all. If the timed step is shorter,
     host-late gaps shrink first, then the other gaps. If it is longer, its host was slower: only host-late gaps grow.
-    On a CPU tracing slows everything, so all terms keep their shares.
+    Where no gap accounts for the rest, the card computed it at another clock: copies and kernels are scaled, by at most
+    `CLOCKS`. On a CPU tracing slows everything, so all terms keep their shares.
     """
     if split.busy is None:
         return replace(split, wall_us=step_us)
@@ -150,12 +153,19 @@ def fitted(split: Breakdown, step_us: float) -> Breakdown:
         change = min(excess, gaps)
         us |= {name: us[name] * (1 - change / gaps) for name in names if name in us}
         excess -= change
+    clock = _clock(us, excess)
+    us |= {name: us[name] * clock for name in us.keys() - set(GAPS)}
     whole = sum(us.values())
-    longer = split.wall_us / whole
+    longer = clock * split.wall_us / whole
     terms = {name: value / whole for name, value in us.items()}
-    return replace(
-        split, wall_us=whole, terms=terms, busy=split.busy * longer, pageable=(split.pageable or 0.0) * longer
-    )
+    busy, pageable = split.busy * longer, (split.pageable or 0.0) * longer
+    return replace(split, wall_us=whole, terms=terms, clock=split.clock * clock, busy=busy, pageable=pageable)
+
+
+def _clock(us: Mapping[str, float], excess: float) -> float:
+    """Factor of kernels and copies, without which a traced step takes `excess` µs more than the timed one."""
+    work = sum(value for name, value in us.items() if name not in GAPS)
+    return 1 - excess / work if 0 < abs(excess) <= CLOCKS * work else 1.0
 
 
 def _kernel_terms(classes: Mapping[str, float], on_gpu: float) -> dict[str, float]:

@@ -14,6 +14,7 @@ from optexp.support.units import duration
 
 DISTORTED = 5.0  # traced over timed CPU step, above which the trace shows mostly the cost of tracing
 NAMELESS = ("other", "other kernels")  # accounts that name no cause
+CLOCK = 0.005  # change of the kernels' time by the card's clock, from which it is said
 SHOWN = 5  # most causes with a sentence of their own
 SMALL = 0.02  # of the difference: smaller causes are summed up as "all else"
 
@@ -66,6 +67,10 @@ def explain(before: View, after: View, found: Difference | None, step: str = "th
         if stretched > SLOWED:
             text = f"tracing made a step up to {stretched:.1f} times slower; the host's terms are scaled back"
             sentences.append(text)
+        clocks = [view.breakdown.clock - 1 for view in (before, after)]
+        if max(map(abs, clocks)) >= CLOCK:
+            text = " and ".join(f"{100 * clock:+.1f} %" for clock in clocks)
+            sentences.append(f"kernels are scaled from the traced to the timed steps by {text}: the clock changes")
     return [sentence[0].upper() + sentence[1:] for sentence in sentences]
 
 

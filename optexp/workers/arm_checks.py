@@ -140,14 +140,15 @@ class Checks(Timing):
     def footprints(self, steps: int | None = None) -> list[Footprint]:
         """What each of the first steps changes, from the restored state on.
 
-        steps: their number; None for as many as a second allows, and as a schedule of so many steps takes
+        steps: their number; None for as many as a second on a core allows, and as a schedule of so many steps takes
         """
         self.restore()
         assert self.offered is not None
         least, most = (steps, steps) if steps else (footprint.LEAST, footprint.MOST)
-        end, found = clock.now() + footprint.LIMIT_S, list[Footprint]()
+        limit, end = clock.on_core() + footprint.LIMIT_S, clock.now() + footprint.LONGEST_S
+        found: list[Footprint] = []
         with self.quiet():
-            while len(found) < most and (len(found) < least or clock.now() < end):
+            while len(found) < most and (len(found) < least or (clock.on_core() < limit and clock.now() < end)):
                 self.offered.due += 1
                 given = map_batch(torch.clone, self.program.feed.next())
                 try:

@@ -277,16 +277,18 @@ def test_python_after_a_wait_is_not_the_waits_doing_where_the_host_takes_longer_
 
 
 @pytest.mark.parametrize("name", ["eager", "captured", "products", "passes", "feeding"])
-@pytest.mark.parametrize("longer", [0.9, 0.97, 1.0, 1.1, 1.6])
+@pytest.mark.parametrize("longer", [0.9, 0.97, 1.0, 1.03, 1.1, 1.6])
 def test_a_fitted_step_has_the_kernels_that_were_traced(request, name, longer):
+    """At another clock, of at most five percent, where gaps do not account for the difference."""
     traced = breakdown(request.getfixturevalue(name))
     found = fitted(traced, longer * traced.wall_us)
     assert math.isclose(sum(found.terms.values()), 1, abs_tol=1e-9)
     assert min(found.terms.values()) >= 0
-    assert found.busy * found.wall_us == pytest.approx(traced.busy * traced.wall_us)
-    assert found.kernel_share * found.wall_us == pytest.approx(traced.kernel_share * traced.wall_us)
-    could = traced.gaps >= 0.1 if longer < 1 else traced.host_late >= 0.05
-    if could or longer == 1:
+    assert found.busy * found.wall_us == pytest.approx(found.clock * traced.busy * traced.wall_us)
+    assert found.kernel_share * found.wall_us == pytest.approx(found.clock * traced.kernel_share * traced.wall_us)
+    by_gaps = traced.gaps >= 0.1 if longer < 1 else traced.host_late >= 0.05
+    assert found.clock == 1 or (not by_gaps and abs(found.clock - 1) <= 0.05)
+    if by_gaps or 0.96 < longer < 1.04:
         assert found.wall_us == pytest.approx(longer * traced.wall_us)
 
 

@@ -46,6 +46,17 @@ def test_what_the_traces_do_not_show_is_unexplained(eager: Trace, captured: Trac
     assert result.explanation[-1].startswith("Of −440 µs a step, these causes explain 93 %; −3")
 
 
+def test_kernels_at_another_clock_are_those_of_the_timed_steps(products: Trace, passes: Trace) -> None:
+    """BERT that is faster by 3 %: its traced steps take one percent more and less than the timed ones."""
+    before, after = (breakdown(trace).wall_us for trace in (products, passes))
+    result = explained(products, passes, 0.99 * before, 1.01 * after)
+    found = result.profile.difference
+    assert found is not None
+    assert found.explained == pytest.approx(1, abs=0.01)
+    assert sum(cause.us or 0.0 for cause in found.causes) == pytest.approx(1.01 * after - 0.99 * before)
+    assert result.explanation[-2].startswith("Kernels are scaled from the traced to the timed steps by -")
+
+
 def test_a_step_of_another_length_explains_nothing(eager: Trace, captured: Trace) -> None:
     result = explained(eager, captured, 200.0, 114.0)
     assert result.profile.difference is None

@@ -9,6 +9,7 @@ from hydra import compose, initialize_config_dir
 
 from optexp.comparison import runner
 from optexp.config import search_path
+from optexp.equivalence import footprint
 from optexp.result import Result, Verdict
 
 BEFORE = """
@@ -72,6 +73,16 @@ def test_what_happens_at_times_is_judged(old: str, new: str, when: str, tmp_path
     result = compared(tmp_path, BEFORE.replace(old, new))
     assert result.verdict is Verdict.NOT_EQUIVALENT, result.headline
     assert when in result.headline
+
+
+def test_a_step_that_waits_hides_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a core that other programs use: it takes long, and computes no longer."""
+    monkeypatch.setattr(footprint, "LONGEST_S", 1.0)
+    waiting = BEFORE.replace("    optimizer.zero_grad()", "    time.sleep(0.03)\n    optimizer.zero_grad()")
+    waiting = waiting.replace("import copy", "import time")
+    old, new = "calls[0] % 10 == 0", "calls[0] % 10 == 1 and calls[0] > 1"
+    result = compared(tmp_path, waiting.replace(old, new), waiting)
+    assert result.verdict is Verdict.NOT_EQUIVALENT, result.headline
 
 
 LOOKAHEAD = """
