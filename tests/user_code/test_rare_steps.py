@@ -75,6 +75,7 @@ def test_what_happens_at_times_is_judged(old: str, new: str, when: str, tmp_path
     assert when in result.headline
 
 
+@pytest.mark.slow
 def test_a_step_that_waits_hides_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for a core that other programs use: it takes long, and computes no longer."""
     monkeypatch.setattr(footprint, "LONGEST_S", 1.0)
