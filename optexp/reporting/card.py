@@ -21,7 +21,8 @@ from optexp.result import Result
 from optexp.support.units import duration, mebibytes, microseconds
 
 HEADING = re.compile(r"# --- (.*?) ?-*$")  # of a section of repro.py
-WIDTH, LINE, LETTERS = 8.0, 0.165, 110  # of the picture in inches, of a line of text, and its letters
+WIDTH, LINE, LETTERS = 8.0, 0.165, 100  # of the picture in inches, of a line of text, and its letters
+NAME = 24  # letters of an arm beside its bar; a longer stack stands in the title
 FEW = 8  # lines to paste that have room in the picture
 GREEN, GREY, INK = "#1a7f37", "#9aa3ad", "#1c2128"
 
@@ -168,15 +169,20 @@ def draw(found: Card, times: list[TimeBar], ends: Interval | None, path: Path) -
     """The card as a picture."""
     from matplotlib.figure import Figure  # takes half a second to import
 
-    told = [fill(f"{name}: {text}", LETTERS, subsequent_indent="    ") for name, text in found.facts]
+    told = [fill(found.title, LETTERS, subsequent_indent="    ")]
+    told += [fill(f"{name}: {text}", LETTERS, subsequent_indent="    ") for name, text in found.facts]
     code = found.added
     told += ["", *code] if 0 < len(code) <= FEW else []
-    below = LINE * sum(text.count("\n") + 1 for text in told) + 0.15
+    below = LINE * sum(text.count("\n") + 1 for text in told)
     figure = Figure(figsize=(WIDTH, below + 1.9), layout="constrained", facecolor="white")
     grid = figure.add_gridspec(2, 2, height_ratios=(1.1, below))
     figure.suptitle(found.headline.partition(" (")[0], fontsize=17, fontweight="bold", color=INK)
     axes = figure.add_subplot(grid[0, 0])
-    axes.barh([bar.arm for bar in times], [bar.share for bar in times], color=(GREY, GREEN))
+    axes.barh(
+        [bar.arm if len(bar.arm) <= NAME else "candidate" for bar in times],
+        [bar.share for bar in times],
+        color=(GREY, GREEN),
+    )
     for place, bar in enumerate(times):
         axes.annotate(bar.text, (bar.share, place), (4, 0), textcoords="offset points", va="center", fontsize=10)
     axes.invert_yaxis()
@@ -188,7 +194,7 @@ def draw(found: Card, times: list[TimeBar], ends: Interval | None, path: Path) -
         _interval(figure.add_subplot(grid[0, 1]), ends)
     text = figure.add_subplot(grid[1, :])
     text.axis("off")
-    text.text(0, 1, "\n".join([found.title, *told]), va="top", fontsize=9, color=INK, transform=text.transAxes)
+    text.text(0, 1, "\n".join(told), va="top", fontsize=9, color=INK, transform=text.transAxes)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=144)
 

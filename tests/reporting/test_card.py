@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from optexp.export.vendoring import carried
@@ -50,6 +51,24 @@ def test_a_card_has_gain_cost_memory_verification_and_lines(tmp_path: Path) -> N
         assert part in text, part
     assert "Net()" not in text
     assert Image.open(tmp_path / "plots" / "card.png").width > 1000
+
+
+def test_the_name_of_a_long_stack_leaves_room_for_the_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands in the title, whose lines end in the picture."""
+    label = "replace[target=gpt_accumulation.py,precision=bfloat16]+fusion[backend=kernels]+cuda_graph+memory_pool+tf32"
+    drawn: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *given, **more: (drawn.append(self), save(self, *given, **more))
+    )
+    result = Result.read(Path(__file__).parents[1] / "results" / "faster.json")
+    result.strategy = label.split("+")
+    card.write(result, tmp_path)
+    bars, *_, text = drawn[0].axes
+    assert [label.get_text() for label in bars.get_yticklabels()] == ["baseline", "candidate"]
+    assert bars.get_position().width > 0.3
+    assert text.texts[0].get_window_extent().x1 <= drawn[0].bbox.x1
+    assert "memory_pool" in text.texts[0].get_text()
 
 
 def test_modules_that_a_script_carries_have_headings_of_their_own(tmp_path: Path) -> None:
