@@ -21,7 +21,7 @@ from optexp.result import Result
 from optexp.support.units import duration, mebibytes, microseconds
 
 HEADING = re.compile(r"# --- (.*?) ?-*$")  # of a section of repro.py
-WIDTH, LINE, LETTERS = 8.0, 0.165, 100  # of the picture in inches, of a line of text, and its letters
+WIDTH, LINE, LETTERS = 8.0, 0.165, 98  # of the picture in inches, of a line of text, and its letters
 NAME = 24  # letters of an arm beside its bar; a longer stack stands in the title
 FEW = 8  # lines to paste that have room in the picture
 GREEN, GREY, INK = "#1a7f37", "#9aa3ad", "#1c2128"
