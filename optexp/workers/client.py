@@ -64,7 +64,7 @@ class Client(ABC, Generic[A_co]):
 
     @abstractmethod
     def start(self, method: Callable[Concatenate[A_co, P], R], *args: P.args, **kwargs: P.kwargs) -> Pending[R]:
-        """Send a request. `Pending.wait` has to return before the next request."""
+        """Send a request; its answer is dropped if the next request is waited for instead."""
 
     @abstractmethod
     def close(self) -> None:
@@ -82,6 +82,7 @@ class Worker(Client[A_co]):
 
     timeout_s:  seconds after which a process without an answer is ended
     until_s:    time of `time.monotonic` after which no answer is awaited; then every call raises
+    asked:      tickets of questions whose answers were not read; an error elsewhere leaves answers unread
     """
 
     def __init__(
@@ -90,17 +91,34 @@ class Worker(Client[A_co]):
         self.launcher, self.pid, self.connection = launcher, pid, connection
         self.name, self.log, self.timeout_s = name, log, timeout_s
         self.until_s = float("inf")
+        self.asked: list[bytes] = []
         self.alive = True
 
     def start(self, method: Callable[Concatenate[A_co, P], R], *args: P.args, **kwargs: P.kwargs) -> Pending[R]:
         self._refuse_late()
         # A process that has ended raises here; `_receive` meets the closed connection and reports how it ended.
         ticket = secrets.token_bytes(TICKET)
+        self.asked.append(ticket)
         with suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send_bytes(ticket + pickle.dumps((method.__name__, args, kwargs)))
         return Pending(partial(self._receive, method, ticket))
 
     def _receive(self, method: Callable[..., R], ticket: bytes) -> R:
+        message = self._message()
+        while self.asked and self.asked[0] != ticket and _is_for(message, self.asked[0]):
+            self.asked.pop(0)
+            message = self._message()
+        # Checked before decoding: other code that writes to this connection does not know the request's ticket.
+        if not _is_for(message, ticket):
+            self._refuse("an answer without a question: code in this process wrote to the connection of its answers")
+        self.asked.remove(ticket)
+        try:
+            return _opened(method, message[TICKET:], self.name)
+        except (msgspec.DecodeError, ValueError) as error:
+            self._refuse(f"an answer is not of the type that was asked for ({error})")
+
+    def _message(self) -> bytes:
+        """The next message; empty where the connection ended inside it, as after a forged length."""
         try:
             if not self.connection.poll(max(min(self.timeout_s, self.until_s - time.monotonic()), 0.0)):
                 self._refuse_late()
@@ -108,21 +126,14 @@ class Worker(Client[A_co]):
                 raise Failure(
                     "Timeout", f"no answer within {self.timeout_s:g} s (timeout_s): ended", self._log_tail(), self.name
                 )
-            message = self.connection.recv_bytes()
+            return self.connection.recv_bytes()
         except (EOFError, ConnectionResetError):
             ending = self.launcher.ending(self.pid)
             tail = self._log_tail()
             self.close()
             raise Failure("Crash", f"the process ended: {ending}", tail, self.name) from None
-        except OSError:  # the connection ended inside a message, as after a forged length
-            message = b""
-        # Checked before decoding: other code that writes to this connection does not know the request's ticket.
-        if not hmac.compare_digest(message[:TICKET], ticket):
-            self._refuse("an answer without a question: code in this process wrote to the connection of its answers")
-        try:
-            return _opened(method, message[TICKET:], self.name)
-        except (msgspec.DecodeError, ValueError) as error:
-            self._refuse(f"an answer is not of the type that was asked for ({error})")
+        except OSError:
+            return b""
 
     def _refuse_late(self) -> None:
         if time.monotonic() >= self.until_s:
@@ -162,6 +173,11 @@ class InProcess(Client[A_co]):
 
     def close(self) -> None:
         self.target = None
+
+
+def _is_for(message: bytes, ticket: bytes) -> bool:
+    """Whether a message answers the question with this ticket."""
+    return hmac.compare_digest(message[:TICKET], ticket)
 
 
 def _opened(method: Callable[..., R], message: bytes, worker: str) -> R:

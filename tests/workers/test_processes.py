@@ -149,6 +149,14 @@ def test_an_answer_that_no_question_asked_for_is_not_taken(worker: Worker[Misbeh
     assert not worker.alive
 
 
+def test_an_answer_that_nobody_read_is_no_forgery(worker: Worker[Misbehaving]) -> None:
+    """An error in one arm leaves the answers of others unread."""
+    for name in ("Ada", "Grace"):
+        worker.start(Misbehaving.greet, name)
+    assert worker.call(Misbehaving.greet, "Emmy").startswith("hello Emmy")
+    assert not worker.asked
+
+
 def test_a_worker_has_variables_of_its_own(launcher: Launcher, tmp_path: Path) -> None:
     worker = launcher.fork(Misbehaving, "candidate", tmp_path / "arm.log", 20, {"CUDA_VISIBLE_DEVICES": "GPU-1"})
     assert worker.call(Misbehaving.variable, name="CUDA_VISIBLE_DEVICES") == "GPU-1"
