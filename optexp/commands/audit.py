@@ -30,6 +30,11 @@ def problems(record: Record) -> list[str]:
     return [*_edited(record), *(problem for part in parts for problem in part)]
 
 
+def follows(result: Result) -> list[str]:
+    """Contradictions between a verdict, its speedup and the pairs of the same record; none where they follow."""
+    return [*_verdict(result), *_speedup(result)]
+
+
 def underived(result: Result, folder: Path) -> list[str]:
     """Claims of a record that nothing beside it confirms."""
     if result.verdict not in CLAIMS:
@@ -206,10 +211,12 @@ def _pages() -> int:
     from optexp.commands import audit_pages
 
     pages = audit_pages.audit()
-    for page in sorted(pages, key=lambda page: (not page.record, page.name)):
+    for page in sorted(pages, key=lambda page: (not page.records and not page.repeats, page.name)):
         print(page)
         for problem in page.problems:
             print(f"  {problem}")
-    without = [page.name for page in pages if not page.record]
-    print(f"{len(without)} of {len(pages)} pages have no record in experiments/results/data: {', '.join(without)}")
+    pages = [page for page in pages if not page.repeats]
+    whole = sum(bool(page.records) and not page.underived for page in pages)
+    part = sum(bool(page.records) and page.underived > 0 for page in pages)
+    print(f"{len(pages)} pages: {whole} derived, {part} in part, {len(pages) - whole - part} not (no record)")
     return 3 if any(page.problems for page in pages) else 0

@@ -55,7 +55,7 @@ def _time(options: argparse.Namespace, device: torch.device) -> None:
         rows.append(row)
     ceilings = calibrate(device)
     costs = [host_cost(kernel, case, device) for kernel in chosen for case in host_bound_cases(kernel, device)]
-    text = report(rows, costs, ceilings)
+    text = report(rows, costs, ceilings, torch.__version__)
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "kernels.md").write_text(text)
     (options.output / "kernels.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

@@ -33,7 +33,9 @@ class Record:
     def text(self) -> str:
         """The block, as the rule prints it."""
         printed: str = import_module(f"optexp.pages.rules.{self.rule}").text(self.rows, **self.options)
-        return "\n\n".join(part.strip("\n") for part in (f"**Machine.** {self.machine}" * bool(self.machine), printed) if part)
+        return "\n\n".join(
+            part.strip("\n") for part in (f"**Machine.** {self.machine}" * bool(self.machine), printed) if part
+        )
 
     def write(self, path: Path) -> None:
         """Write the record with a line for each row; what all rows share is written once.
@@ -42,7 +44,13 @@ class Record:
             ValueError: It has more than LIMIT_BYTES, or the rows differ in their keys.
         """
         shared, columns, cells = _packed(self.rows)
-        head = {"rule": self.rule, "machine": self.machine, "options": self.options, "shared": shared, "columns": columns}
+        head = {
+            "rule": self.rule,
+            "machine": self.machine,
+            "options": self.options,
+            "shared": shared,
+            "columns": columns,
+        }
         lines = [f"{json.dumps(key)}: {_json(value)}" for key, value in head.items() if value]
         body = ",\n".join(map(_json, cells))
         content = "{\n" + ",\n".join([*lines, f'"rows": [\n{body}\n]']) + "\n}\n"

@@ -26,8 +26,8 @@ def line(row: Row) -> str:
     return f"{row.name}: {times} µs; ours {ratios}{goal}"
 
 
-def report(rows: Sequence[Row], costs: Sequence[HostCost], ceilings: Calibration) -> str:
-    """The tables of device and host times, as Markdown."""
+def report(rows: Sequence[Row], costs: Sequence[HostCost], ceilings: Calibration, version: str) -> str:
+    """The tables of device and host times, as Markdown. version: of torch"""
     columns = [name for name in COLUMNS if any(row.us.get(name) is not None for row in rows)]
     head = ["kernel, shape, dtype", "pass", "L2", *map(shown, columns), "ours / lower bound", "goal", "GB/s"]
     body = [
@@ -45,7 +45,7 @@ def report(rows: Sequence[Row], costs: Sequence[HostCost], ceilings: Calibration
     rate = f"{ceilings.bandwidth / 1e12:.2f} TB/s copied, " + ", ".join(
         f"{flops / 1e12:.0f} TFLOP/s in {dtype}" for dtype, flops in ceilings.matrix.items()
     )
-    text = f"{ceilings.device}, torch {torch.__version__}; measured ceilings: {rate}. µs a call, medians, one run.\n\n"
+    text = f"{ceilings.device}, torch {version}; measured ceilings: {rate}. µs a call, medians, one run.\n\n"
     text += table(head, body)
     if costs:
         lines = [[f"{cost.kernel} {cost.shape}", *(f"{us:.1f}" for us in cost.by_column().values())] for cost in costs]

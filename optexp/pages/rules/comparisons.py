@@ -40,4 +40,7 @@ def _checked(result: Result) -> list[str]:
     found = result.equivalence
     if found is None or result.speedup is not None:
         return ["", ""]
-    return [str(len(found.seeds)), f"{share(found.worst.used)} ({found.worst.gate} {found.worst.tensor})" if found.worst else ""]
+    return [
+        str(len(found.seeds)),
+        f"{share(found.worst.used)} ({found.worst.gate} {found.worst.tensor})" if found.worst else "",
+    ]
