@@ -8,6 +8,7 @@ from pathlib import Path
 
 from optexp.pages.record import Record, block_of
 
+INDEX = "index.md"  # of the folder that pages are in
 MARK = re.compile(r"<!-- (\w+) -->\n(.*?)\n?<!-- /\1 -->", re.DOTALL)
 
 
@@ -50,4 +51,17 @@ def write(record: Path, results: Path) -> Path:
     path = path_of(name, results)
     page = path.read_text() if path.exists() else f"# {name}\n"
     path.write_text(put(page, block, Record.read(record).text()))
+    return path
+
+
+def keep(record: Record, name: str, folder: Path) -> Path:
+    """Write a record as NAME.json; in the folder `data` beside pages, print it into its page, too.
+
+    Raises:
+        ValueError: The record is too large.
+    """
+    path = folder / f"{name}.json"
+    record.write(path)
+    if (folder.parent / INDEX).is_file():
+        write(path, folder.parent)
     return path

@@ -104,8 +104,9 @@ def _without(value: Any, shared: Row) -> Any:
 
 
 def _unpacked(shared: Row, own: Row) -> dict[str, Any]:
-    whole = {key: {**shared.get(key, {}), **value} if isinstance(value, dict) else value for key, value in own.items()}
-    return {**shared, **whole}
+    """Own keys first: the order in which they are written again."""
+    whole = {key: {**value, **shared.get(key, {})} if isinstance(value, dict) else value for key, value in own.items()}
+    return {**whole, **{key: value for key, value in shared.items() if key not in own}}
 
 
 def _json(value: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -13,8 +12,6 @@ from optexp.kernelkit.benchmark.calls import bytes_of
 from optexp.kernelkit.benchmark.rows import COLUMNS, HostCost, Row, shown
 from optexp.kernelkit.kernel import Kernel
 from optexp.records.profile import Calibration
-
-MARKS = ("<!-- kernels: begin -->", "<!-- kernels: end -->")
 
 
 def line(row: Row) -> str:
@@ -62,22 +59,6 @@ def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 def _number(us: float | None) -> str:
     return "" if us is None else f"{us:.3g}" if us < 1000 else f"{us:.0f}"
-
-
-def put_into(path: Path, text: str, plots: Sequence[Path] = ()) -> None:
-    """Replace the text between the marks in a file, or append it; plots go into a folder beside the file."""
-    if plots:
-        folder = path.parent / "plots"
-        folder.mkdir(exist_ok=True)
-        text += "\nOver size, bfloat16, cold:\n\n"
-        for plot in plots:
-            shutil.copy(plot, folder)
-            text += f"![{plot.stem}](plots/{plot.name})\n"
-    old = path.read_text() if path.exists() else ""
-    before, begin, rest = old.partition(MARKS[0])
-    after = rest.partition(MARKS[1])[2] if begin else "\n"
-    before = before if begin or not before else before.rstrip("\n") + "\n\n"
-    path.write_text(f"{before}{MARKS[0]}\n{text}{MARKS[1]}{after}")
 
 
 def draw(kernel: Kernel, rows: Sequence[Row], ceilings: Calibration, path: Path) -> None:

@@ -105,7 +105,9 @@ def public(rows: Rows) -> str:
         alarms = ", ".join(map(str, row["alarms"][:SHOWN])) + (", …" if len(row["alarms"]) > SHOWN else "")
         shares = [f"{total.hits} of {total.steps}", percent(total.precision), percent(total.recall)]
         cells.append([row["detector"], alarms, *shares])
-    return markdown.table(["detector", "alarms", "hits", "precision", "recall"], cells)
+    steps = ", ".join(map(str, rows[0]["steps"]))
+    table = markdown.table(["detector", "alarms", "hits", "precision", "recall"], cells)
+    return f"The levels part at {steps}:\n\n{table}"
 
 
 def counted(rows: Rows, detector: str) -> Count:
