@@ -24,8 +24,8 @@ def prose(page: str) -> str:
 
 def put(page: str, name: str, text: str) -> str:
     """The page with another text in a block; a block that is new comes at its end."""
-    # A table and a fence need a blank line after a comment.
-    block = f"<!-- {name} -->\n\n{text.strip()}\n\n<!-- /{name} -->"
+    gap = "\n" if text.startswith("```") else "\n\n"  # a table needs a blank line after a comment
+    block = f"<!-- {name} -->{gap}{text.strip()}{gap}<!-- /{name} -->"
     pattern = re.compile(rf"<!-- {name} -->\n.*?<!-- /{name} -->", re.DOTALL)
     if pattern.search(page):
         return pattern.sub(lambda _: block, page)
