@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from optexp.pages import blocks
+from optexp.pages.machine import here, of_rows
 from optexp.pages.record import Record, block_of
 
 ROWS = [
@@ -49,6 +50,11 @@ def test_the_text_around_a_block_stays() -> None:
     assert blocks.put(page, "measured", r"new \1") == page.replace("old", r"new \1")
     assert blocks.blocks(blocks.put(page, "cpu", "x"))["cpu"] == "x"
     assert blocks.put("# T\n", "measured", "x") == "# T\n\n<!-- measured -->\n\nx\n\n<!-- /measured -->\n"
+
+
+def test_rows_of_another_machine_do_not_get_the_name_of_this_one() -> None:
+    assert of_rows(["CPU", "cpu"], "cpu") == here("cpu")
+    assert of_rows(["a card", "a card"], "cpu") == "a card; driver and versions not recorded."
 
 
 def test_a_record_that_is_kept_elsewhere_changes_no_page(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from optexp.pages.blocks import keep
 from optexp.pages.machine import sentence
 from optexp.pages.record import Record
 from optexp.result import Result
+from optexp.support.units import low_to_high
 from tests.benchmarks import results
 
 RECORD = Result.read(Path(__file__).parent / "results" / "faster.json")
@@ -37,8 +38,9 @@ def test_jobs_of_a_study_become_a_record(tmp_path: Path) -> None:
     machine, _, heads, *rows = Record.read(path).text().splitlines()
     assert "| speedup |" in heads
     assert any("| FASTER |" in row for row in rows)
-    assert machine.startswith("**Machine.** a card; driver 580.1")
+    assert machine.startswith("**Machine.** a card, 16 cores; driver 580.1")
     assert "torch 2.13.0" in machine
+    assert machine.endswith(" `measurement=default`.")
 
 
 def test_comparisons_become_rows(tmp_path: Path) -> None:
@@ -49,7 +51,19 @@ def test_comparisons_become_rows(tmp_path: Path) -> None:
     row = results.compared([tmp_path]).text().splitlines()[-1]
     assert row.startswith("| `workload=mlp strategy.fusion.mode=default` | FASTER | ")
     assert RECORD.speedup
-    assert f" {RECORD.speedup.low:.3g} to " in row
+    assert f" {low_to_high(RECORD.speedup.low, RECORD.speedup.high)} |" in row
+
+
+def test_settings_of_all_comparisons_are_said_once_and_jobs_keep_their_order(tmp_path: Path) -> None:
+    for number in (10, 2):
+        job = study(tmp_path / str(number)) / "0"
+        words = ["measurement.process_s=1", f"workload.dim={number}", "measurement.pairs=30"]
+        OmegaConf.save(OmegaConf.create(words), job / ".hydra" / "overrides.yaml")
+        (tmp_path / "jobs").mkdir(exist_ok=True)
+        job.rename(tmp_path / "jobs" / str(number))
+    machine, *_, first, last = results.compared([tmp_path / "jobs"]).text().splitlines()
+    assert machine.endswith(" `measurement=default measurement.process_s=1 measurement.pairs=30`.")
+    assert (first.split("|")[1], last.split("|")[1]) == (" `workload.dim=2` ", " `workload.dim=10` ")
 
 
 def test_the_readme_shows_what_the_terminal_shows(tmp_path: Path) -> None:

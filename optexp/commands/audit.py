@@ -20,6 +20,7 @@ from optexp.reporting.wording import corrected_headline, forms, headline
 from optexp.result import Result, Verdict, digest, finite
 
 Record = Mapping[str, Any]
+EXACT = 1e-9  # relative: the same arithmetic again
 CLAIMS = {Verdict.FASTER, Verdict.SLOWER, Verdict.SAME, Verdict.VERIFIED}  # the others promise nothing
 
 
@@ -30,9 +31,17 @@ def problems(record: Record) -> list[str]:
     return [*_edited(record), *(problem for part in parts for problem in part)]
 
 
-def follows(result: Result) -> list[str]:
-    """Contradictions between a verdict, its speedup and the pairs of the same record; none where they follow."""
-    return [*_verdict(result), *_speedup(result)]
+def follows(result: Result, tolerance: float = EXACT) -> list[str]:
+    """Contradictions between a verdict, its speedup and the pairs of the same record; none where they follow.
+
+    tolerance: relative, of the speedup, where pairs are rounded
+    """
+    return [*_verdict(result), *_speedup(result, tolerance)]
+
+
+def says(result: Result) -> list[str]:
+    """Contradictions between a headline and the record that it heads."""
+    return list(_headline(result))
 
 
 def underived(result: Result, folder: Path) -> list[str]:
@@ -96,7 +105,7 @@ def _asked(result: Result) -> Iterator[str]:
         yield f"device is {result.device}, and the environment's {result.environment.get('device')}"
 
 
-def _speedup(result: Result) -> Iterator[str]:
+def _speedup(result: Result, tolerance: float = EXACT) -> Iterator[str]:
     if (claimed := result.speedup) is None:
         return
     interval, measurement = facts_of(result).interval, result.measurement
@@ -110,7 +119,7 @@ def _speedup(result: Result) -> Iterator[str]:
     if claimed.processes != len(measurement.pairs):
         yield f"{claimed.processes} processes are named, and pairs of {len(measurement.pairs)} listed"
     for name, value in zip(("estimate", "low", "high"), interval.ratios(), strict=True):
-        if not isclose(getattr(claimed, name), value, rel_tol=1e-9):
+        if not isclose(getattr(claimed, name), value, rel_tol=tolerance):
             yield f"speedup.{name} is {getattr(claimed, name):.6g}, and the pairs give {value:.6g}"
 
 

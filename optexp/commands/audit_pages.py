@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from optexp.commands.audit import follows
+from optexp.commands.audit import follows, says
 from optexp.config.search_path import CONF
 from optexp.measurement.settings import MeasurementSettings
 from optexp.pages import jobs
@@ -31,7 +31,11 @@ TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
 MACHINE = re.compile(r"^\*\*Machine\.\*\*.*?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
 TARGET = re.compile(r"\]\([^)]*\)")  # of a link
 MEASURED = ("FASTER", "SLOWER", "SAME", "INCONCLUSIVE")
-COMPARISONS = ("study", "comparisons")  # rules whose rows are comparisons: their verdicts are derived again, too
+COMPARISONS = (
+    "study",
+    "comparisons",
+    "terminal",
+)  # rules whose rows are comparisons: their verdicts are derived again, too
 
 Row = Mapping[str, str]
 
@@ -131,8 +135,9 @@ def _differences(block: str, said: str | None, printed: str) -> Iterator[str]:
 def _verdicts(record: Record) -> Iterator[str]:
     """Comparisons whose verdict or speedup does not follow from their pairs."""
     for row in record.rows:
-        for problem in follows(jobs.result(row)):
-            yield f"{row['workload']} {'+'.join(row['strategy'])} {row['typed']}: {problem}"
+        result = jobs.result(row)
+        found = [*follows(result, jobs.ROUNDING), *(says(result) if record.rule == "terminal" else ())]
+        yield from (f"{result.workload} {result.label} {row.get('typed', '')}: {problem}" for problem in found)
 
 
 def _prose(text: str, printed: str) -> Iterator[str]:

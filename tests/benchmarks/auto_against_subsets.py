@@ -34,7 +34,7 @@ import torch
 from optexp import api
 from optexp.comparison import runner
 from optexp.pages.blocks import keep
-from optexp.pages.machine import here
+from optexp.pages.machine import of_rows
 from optexp.pages.record import Record
 from optexp.pages.rules import subsets
 from optexp.pages.rules.subsets import AUTO, DIRECT, SUBSET, Job, same
@@ -220,7 +220,8 @@ def main() -> None:
         launching.launcher()
         work(options)
     device = "cpu" if "device=cpu" in options.overrides or not torch.cuda.is_available() else "cuda"
-    for name, record in records(read(options.store), here(device)).items():
+    rows = read(options.store)
+    for name, record in records(rows, of_rows([job.device for job in rows.values()], device)).items():
         print(f"\n{name}\n\n{record.text()}")
         if options.record:
             keep(record, name, options.record)

@@ -24,7 +24,7 @@ import torch
 from optexp import api
 from optexp.comparison import runner
 from optexp.pages.blocks import keep
-from optexp.pages.machine import here
+from optexp.pages.machine import of_rows
 from optexp.pages.record import Record
 from optexp.pages.rules.strategies import Pair
 from optexp.result import Result
@@ -141,7 +141,8 @@ def main() -> None:
         launching.launcher()
         work(options)
     device = "cpu" if "device=cpu" in options.overrides or not torch.cuda.is_available() else "cuda"
-    for name, record in records(Kept(options.store, Pair).rows(), here(device)).items():
+    rows = Kept(options.store, Pair).rows()
+    for name, record in records(rows, of_rows([pair.device for pair in rows.values()], device)).items():
         print(f"\n{name}\n\n{record.text()}")
         if options.record:
             keep(record, name, options.record)

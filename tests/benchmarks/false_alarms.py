@@ -35,7 +35,7 @@ from optexp.measurement.process_spread import StepKind
 from optexp.measurement.samples import Sample
 from optexp.measurement.settings import MeasurementSettings
 from optexp.pages.blocks import keep
-from optexp.pages.machine import here
+from optexp.pages.machine import here, of_rows
 from optexp.pages.record import Record
 from optexp.reporting.terminal import Progress
 from optexp.support.stopwatch import Stopwatch
@@ -204,7 +204,7 @@ def of(kept: list[dict[str, Any]], workload: str | None, delay: float) -> list[d
 def record(kept: Sequence[dict[str, Any]], device: str) -> Record:
     """Every comparison of the store, with what the tables show."""
     rows = [{**{key: row[key] for key in KEYS}, "processes": len(row["log_ratios"])} for row in kept]
-    return Record("false_alarms", here(device), rows)
+    return Record("false_alarms", of_rows([row["device"] for row in kept], device), rows)
 
 
 # --- beside other clocks -----------------------------------------------------------------------------------------

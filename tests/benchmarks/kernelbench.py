@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from optexp.pages.blocks import keep
-from optexp.pages.machine import here
+from optexp.pages.machine import of_rows
 from optexp.pages.record import Record
 from optexp.pages.rules import problem_sizes
 
@@ -293,7 +293,8 @@ def main() -> None:
     print(table(store.found.values()))
     if options.record:
         rows = [{key: asdict(outcome)[key] for key in problem_sizes.KEYS} for outcome in store.found.values()]
-        keep(Record("problem_sizes", here("cuda"), rows), "kernelbench_level1", options.record)
+        machine = of_rows([outcome.device for outcome in store.found.values()], "cuda")
+        keep(Record("problem_sizes", machine, rows), "kernelbench_level1", options.record)
 
 
 if __name__ == "__main__":

@@ -35,10 +35,12 @@ from optexp.pages.blocks import blocks, keep
 from optexp.pages.machine import here, sentence
 from optexp.pages.record import MEASURED, Record
 from optexp.pages.rules import kernelbench
+from optexp.result import Result
 from optexp.sweeps.study import STEP, Study
 
 PAGES = Path(__file__).parents[2] / "experiments" / "results"
 DATA = PAGES / "data"
+SETTINGS = ("measurement", "profile.", "verify=", "replay=")  # of how a job is measured
 UNSAID = ("hydra", "tracking", "environment")  # overrides that change no figure
 OUTCOMES = {"failure": "failed", "error": "failed", "skipped": "skipped"}  # of a test in JUnit's XML
 UNITS = {"µs": 1.0, "ms": 1e3, "s": 1e6, "GFLOP/s": 1e-3, "TFLOP/s": 1.0, "×": 1.0, "": 1.0}
@@ -112,7 +114,7 @@ def draw(chart: Chart, rows: Sequence[Mapping[str, str]], path: Path) -> None:
 
 def study(folder: Path) -> tuple[str, Record]:
     """A study's name, and the record of its jobs."""
-    jobs_found = sorted(path.parent for path in folder.rglob("result.json") if (path.parent / ".hydra").is_dir())
+    jobs_found = [job for job in folders(folder) if (job / ".hydra").is_dir()]
     if not jobs_found:
         sys.exit(f"{folder} holds no record of a job: name a study's folder, as multirun/2026-01-31/12-00-00")
     configs = [OmegaConf.load(job / ".hydra" / "config.yaml") for job in jobs_found]
@@ -122,22 +124,33 @@ def study(folder: Path) -> tuple[str, Record]:
     if asked is None:
         sys.exit(f"{folder} is no study: run one by experiments=")
     rows = [jobs.row(job, step=step) for job, step in zip(jobs_found, steps, strict=True)]
+    settings = shared([typed(job) for job in jobs_found])
     hydra = OmegaConf.load(jobs_found[0] / ".hydra" / "hydra.yaml")
     name = str(OmegaConf.select(hydra, "hydra.runtime.choices.experiments"))
-    return name, Record("study", machine(jobs_found[0]), rows, {"study": {**asdict(asked), "steps": {}, "step": None}})
+    return name, Record(
+        "study", machine(jobs_found[0], settings), rows, {"study": {**asdict(asked), "steps": {}, "step": None}}
+    )
 
 
-def compared(folders: Sequence[Path]) -> Record:
+def compared(of: Sequence[Path]) -> Record:
     """A row for each comparison, those of a sweep's folder one after the other."""
-    found = [path.parent for folder in folders for path in sorted(folder.rglob("result.json")) if typed(path.parent)]
+    found = [job for folder in of for job in folders(folder) if typed(job)]
     if not found:
-        sys.exit(f"{folders[0]} holds no record of a comparison")
-    return Record("comparisons", machine(found[0]), [jobs.row(folder, typed(folder)) for folder in found])
+        sys.exit(f"{of[0]} holds no record of a comparison")
+    commands = [typed(folder) for folder in found]
+    settings = shared(commands) if len(found) > 1 else []
+    own = [" ".join(word for word in words if word not in settings) for words in commands]
+    rows = [jobs.row(folder, words) for folder, words in zip(found, own, strict=True)]
+    return Record("comparisons", machine(found[0], settings), rows)
 
 
 def shown(folder: Path) -> Record:
-    """All of one comparison, for the README."""
-    return Record("terminal", "", [json.loads((folder / "result.json").read_text())], {"typed": typed(folder)})
+    """All that the terminal shows of one comparison, for the README."""
+    options = {"typed": " ".join(typed(folder))}
+    record = Record("terminal", "", [jobs.whole(folder)], options)
+    read = Record("terminal", "", [json.loads((folder / "result.json").read_text())], options)
+    assert record.text() == read.text(), "the record leaves out what the terminal shows"
+    return record
 
 
 def judged(path: Path) -> Record:
@@ -166,15 +179,34 @@ def tested(folder: Path) -> Record:
     return Record("groups_of_tests", here("cuda" if torch.cuda.is_available() else "cpu"), rows)
 
 
-def typed(folder: Path) -> str:
-    """The overrides of a comparison as they were typed; empty where the folder is none."""
+def folders(folder: Path) -> list[Path]:
+    """Folders of comparisons, in the order of their numbers: 2 before 10."""
+    return sorted((path.parent for path in folder.rglob("result.json")), key=numbered)
+
+
+def numbered(path: Path) -> list[tuple[int, str]]:
+    """Its parts, as numbers where they are."""
+    return [(int(part) if part.isdecimal() else 0, part) for part in path.parts]
+
+
+def typed(folder: Path) -> list[str]:
+    """The overrides of a comparison as they were typed; none where the folder is none."""
     path = folder / ".hydra" / "overrides.yaml"
     words = [str(word).removeprefix("++") for word in OmegaConf.load(path)] if path.is_file() else []
-    return " ".join(word for word in words if word.partition(".")[0] not in UNSAID)
+    return [word for word in words if word.partition(".")[0] not in UNSAID]
 
 
-def machine(folder: Path) -> str:
-    return sentence(json.loads((folder / "result.json").read_text())["environment"])
+def shared(commands: Sequence[Sequence[str]]) -> list[str]:
+    """Settings of the measurement that all commands have: they are said once."""
+    return [word for word in commands[0] if word.startswith(SETTINGS) and all(word in words for words in commands)]
+
+
+def machine(folder: Path, settings: Sequence[str]) -> str:
+    """Machine, preset and settings of a comparison."""
+    result = Result.read(folder / "result.json")
+    preset = f"measurement={result.config.get('measurement')}"
+    said = " ".join([preset, *(word for word in settings if word != preset)])
+    return f"{sentence(result.environment)} `{said}`."
 
 
 def commit() -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from optexp.pages import jobs
 from optexp.reporting import markdown
 from optexp.result import Result
-from optexp.support.units import at_least, mebibytes, microseconds, ratio, share
+from optexp.support.units import at_least, low_to_high, mebibytes, microseconds, ratio, share
 
 HEADS = ("command", "verdict", "baseline", "candidate", "at least", "estimate", "interval", "processes", "peak memory")
 CHECKED = ("input sets", "most of a limit")  # of a comparison that times nothing
@@ -31,7 +31,7 @@ def _speedup(result: Result) -> list[str]:
     if (found := result.speedup) is None:
         return [""] * 5
     peaks = [mebibytes(arm.peak_mib) for arm in (result.baseline, result.candidate) if arm.peak_mib is not None]
-    interval = f"{found.low:.3g} to {found.high:.3g}"
+    interval = low_to_high(found.low, found.high)
     memory = " → ".join(peaks) if len(peaks) == 2 else ""
     return [f"{at_least(found.low)}×", ratio(found.estimate), interval, str(found.processes), memory]
 
