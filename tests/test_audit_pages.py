@@ -120,3 +120,16 @@ def test_a_record_whose_speedup_does_not_follow_from_its_pairs_is_noticed(publis
 def test_a_record_without_a_place_or_a_rule_is_noticed(name: str, content: str, sentence: str, root: Path) -> None:
     (root / "experiments" / "results" / "data" / name).write_text(content)
     assert any(sentence in problem for problem in problems(root)), problems(root)
+
+
+def test_the_readme_is_what_the_terminal_shows_of_its_record(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    written(faster(), tmp_path / "job")
+    record = Record("terminal", "", [jobs.whole(tmp_path / "job")], {"typed": "workload=mlp strategy=amp"})
+    keep(record, "README", root / "experiments" / "results" / "data")
+    text = (root / "README.md").read_text()
+    assert "<!-- measured -->\n```console\n$ python -m optexp workload=mlp strategy=amp\nmlp · amp  FASTER" in text
+    assert not [problem for problem in problems(root) if problem.startswith("measured: ")]
+    assert "try next" not in text.partition("<!-- /measured -->")[0]  # of the result that stood there before
+    (root / "README.md").write_text(text.replace("mlp · amp  FASTER, at least 1", "mlp · amp  FASTER, at least 7"))
+    assert any("at least 7" in problem and "stands there" in problem for problem in problems(root))
