@@ -29,7 +29,6 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # of a checkout
 
 from optexp.pages.blocks import keep  # noqa: E402
-from tests.benchmarks import results  # noqa: E402
 
 DONE, FAILED, CUT = "done", "exit status", "cut off"  # what the log of a job ends with
 RECORDS = "records"  # folder of FOLDER
@@ -192,6 +191,8 @@ README = "main_graph"  # the comparison that it shows
 
 def collect(folder: Path) -> Iterator[Path]:
     """Write the records of what is done: benchmarks have written theirs."""
+    from tests.benchmarks import results  # imports torch, which no job needs here
+
     for study_job in GROUPS["studies"]:
         if done(study_job, folder):
             name, record = results.study(folder / study_job.name)
