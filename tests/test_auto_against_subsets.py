@@ -70,6 +70,14 @@ def test_a_later_run_goes_on_and_makes_anew_what_is_asked_for(
     assert len(asked) == 12  # of 15 subsets three have a speedup
 
 
+def test_a_store_may_begin_as_a_record(tmp_path: Path, asked: list[tuple[str, str, str]]) -> None:
+    found = job(SUBSET, "amp", speedup=2.0)
+    records({found.key: found}, "")["search"].write(tmp_path / "store.json")
+    work(options(tmp_path, "--seconds", "200"))
+    assert len(asked) == 14
+    assert len(read(tmp_path / "store.json")) == 15
+
+
 def test_equal_stacks_are_not_compared(tmp_path: Path, asked: list[tuple[str, str, str]]) -> None:
     store = tmp_path / "store.json"
     benchmark.kept(store).write([job(AUTO, FOUR, winner="amp+fusion", speedup=2.4)])  # in another order
