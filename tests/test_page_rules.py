@@ -35,9 +35,9 @@ EXAMPLES: dict[str, tuple[Rows, dict[str, Any], list[str]]] = {
             {**GATES, "used": 0.25, "of": "output, mlp", "mutants": {"scaled": [3, 4]}},
             {**GATES, "used": 0.5, "of": "grad/0, lenet5", "mutants": {"scaled": [4, 4]}},
         ],
-        {},
+        {"reached": [2, 3]},
         [
-            "8 verifications raised 0 alarms. The nearest came to 50% of a limit.",
+            "8 verifications raised 0 alarms. The nearest came to 50% of a limit. 2 of 3 combinations were reached.",
             "| float32 | inplace | 2 | 8 | 0 | 50% | grad/0, lenet5 |",
             "| scaled | 7 of 8 |",
         ],

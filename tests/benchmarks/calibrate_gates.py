@@ -183,6 +183,7 @@ def main() -> None:
         for workload in workloads()
         if "fusion" not in names or isinstance(workload, COMPILED)
     ]
+    reached = len(jobs)
     # Sessions of their own, as Inductor's compilers outlive the process that began them by a minute.
     with ProcessPoolExecutor(options.processes, get_context("spawn"), initializer=os.setsid) as pool:
         futures = [pool.submit(examined, *job, options.device, options.seeds) for job in jobs]
@@ -192,18 +193,19 @@ def main() -> None:
                     results.append(found)
                     print(*found.lines, sep="\n", end="\n" if found.lines else "", file=sys.stderr, flush=True)
         except TimeoutError:
-            print(f"out of time after {sum(f.done() for f in futures)} of {len(jobs)} combinations", file=sys.stderr)
+            reached = sum(future.done() for future in futures)  # those that are killed count as done, too
+            print(f"out of time after {reached} of {len(jobs)} combinations", file=sys.stderr)
             for process in pool._processes.values():
                 assert process.pid is not None
                 os.killpg(process.pid, signal.SIGKILL)
     if results:
-        rows = record(results, here(options.device))
+        rows = record(results, here(options.device), (reached, len(jobs)))
         print(rows.text())
         if options.record:
             keep(rows, "gates" if options.device.startswith("cuda") else "gates.cpu", options.record)
 
 
-def record(results: list[Found], machine: str) -> Record:
+def record(results: list[Found], machine: str, reached: tuple[int, int]) -> Record:
     """A row for each stack on one workload, in the order of STACKS."""
     order = {label: n for n, label in enumerate(dict.fromkeys(found.key for found in results))}
     rows = [
@@ -218,7 +220,7 @@ def record(results: list[Found], machine: str) -> Record:
         }
         for found in sorted(results, key=lambda found: order[found.key])
     ]
-    return Record("gates", machine, rows)
+    return Record("gates", machine, rows, {"reached": list(reached)})
 
 
 if __name__ == "__main__":

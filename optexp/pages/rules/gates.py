@@ -11,16 +11,18 @@ from optexp.reporting import markdown
 HEADS = ("arithmetic", "strategy", "workloads", "verifications", "alarms", "most of a limit", "of")
 
 
-def text(rows: Sequence[Mapping[str, Any]]) -> str:
+def text(rows: Sequence[Mapping[str, Any]], reached: Sequence[int] = ()) -> str:
     """rows: one for each stack on one workload: `arithmetic`, `strategy`, `verifications`, `alarms`, `used` (largest
     share of a limit), `of` (its tensor) and `mutants`: by name, how many were caught and tried
+    reached: combinations before the time was over, and all of them
     """
     verifications, alarms = (sum(row[key] for row in rows) for key in ("verifications", "alarms"))
     keys = list(dict.fromkeys((row["arithmetic"], row["strategy"]) for row in rows))
     honest = [stack(*key, [row for row in rows if (row["arithmetic"], row["strategy"]) == key]) for key in keys]
     most = max(row["used"] for row in rows)
+    part = f" {reached[0]} of {reached[1]} combinations were reached." if reached else ""
     return "\n\n".join([
-        f"{verifications} verifications raised {alarms} alarms. The nearest came to {most:.0%} of a limit.",
+        f"{verifications} verifications raised {alarms} alarms. The nearest came to {most:.0%} of a limit.{part}",
         markdown.table(HEADS, honest),
         mutants(rows),
     ])  # fmt: skip
