@@ -43,8 +43,8 @@ doctor: env  ## is this machine fit to measure on?
 benchmark: env  ## time to verdict of the main job, and where it goes
 	$(PY) tests/benchmarks/time_to_verdict.py
 
-benchmark-kernels: env  ## our kernels beside what they must beat, on this GPU, into experiments/results/kernels.md
-	$(PY) -m optexp.benchmark --compile all --plots --into experiments/results/kernels.md
+benchmark-kernels: env  ## our kernels beside what they must beat, on this GPU, and their result page
+	$(PY) -m optexp.benchmark --compile default --plots --record experiments/results/data
 
 docs: env  ## the documentation site, in build/site; a broken link fails it
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from optexp.config import search_path
+from optexp.pages.rules.subsets import AUTO, DIRECT, SUBSET, Job
 from tests.benchmarks import auto_against_subsets as benchmark
-from tests.benchmarks.auto_against_subsets import AUTO, DIRECT, SUBSET, Job, Subject, parse, read, subjects, table, work
+from tests.benchmarks.auto_against_subsets import Subject, parse, read, records, subjects, work
 
 SPEEDUPS = {"fusion": 1.5, "amp": 2.0, "fusion+amp": 2.5}
 FOUR = "fusion+amp+cuda_graph+inplace"
@@ -22,6 +23,10 @@ def job(kind: str, stack: str, against: str = "", *, winner: str = "", speedup: 
     low, high = (speedup - 0.1, speedup + 0.1) if speedup else (None, None)
     verdict, trials = "FASTER" if speedup else "INVALID", 5 * bool(winner)
     return Job("mlp", kind, stack, against, verdict, speedup, low, high, 1.0, verdict, "CPU", winner, trials)
+
+
+def table(store: Path) -> str:
+    return records(read(store), "")["search"].text()
 
 
 @pytest.fixture
@@ -45,7 +50,7 @@ def test_subsets_then_the_search_then_the_winner_against_the_best(
     assert len(asked) == 17
     assert len({stack for kind, stack, _ in asked if kind == SUBSET}) == 15
     assert asked[-2:] == [(AUTO, FOUR, ""), (DIRECT, "amp", "fusion+amp")]
-    shown = table(read(tmp_path / "store.json"), subjects(None)).splitlines()
+    shown = table(tmp_path / "store.json").splitlines()
     found = "`fusion+amp` | 2.5× | `amp` | 2× (FASTER) | 0.800 (0.700 to 0.900) | 5 of 16"
     assert shown[2:] == [f"| mlp | {found} | 15 | 1 | 16 of 16 | CPU |"]
 
@@ -65,12 +70,20 @@ def test_a_later_run_goes_on_and_makes_anew_what_is_asked_for(
     assert len(asked) == 12  # of 15 subsets three have a speedup
 
 
+def test_a_store_may_begin_as_a_record(tmp_path: Path, asked: list[tuple[str, str, str]]) -> None:
+    found = job(SUBSET, "amp", speedup=2.0)
+    records({found.key: found}, "")["search"].write(tmp_path / "store.json")
+    work(options(tmp_path, "--seconds", "200"))
+    assert len(asked) == 14
+    assert len(read(tmp_path / "store.json")) == 15
+
+
 def test_equal_stacks_are_not_compared(tmp_path: Path, asked: list[tuple[str, str, str]]) -> None:
     store = tmp_path / "store.json"
     benchmark.kept(store).write([job(AUTO, FOUR, winner="amp+fusion", speedup=2.4)])  # in another order
     work(options(tmp_path))
     assert DIRECT not in [kind for kind, *_ in asked]
-    assert "1 (the same stack)" in table(read(store), subjects(None))
+    assert "1 (the same stack)" in table(store)
 
 
 def test_subjects_exist() -> None:
@@ -88,7 +101,7 @@ def test_a_search_that_broke_off_has_no_winner_and_is_made_again_with_what_follo
         replace(broken, verdict="ERROR") if kind == AUTO else working(subject, kind, *rest)))  # fmt: skip
     work(options(tmp_path))
     assert DIRECT not in [kind for kind, *_ in asked]
-    assert "| ERROR | – |" in table(read(store), subjects(None))
+    assert "| ERROR | – |" in table(store)
     benchmark.kept(store).add(job(DIRECT, "", "fusion+amp", speedup=0.1))
     monkeypatch.setattr(benchmark, "run", working)
     asked.clear()

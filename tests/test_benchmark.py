@@ -13,16 +13,18 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from optexp.commands import kernel_benchmark
+from optexp.commands.kernel_benchmark import as_record
 from optexp.kernelkit.benchmark import measure
 from optexp.kernelkit.benchmark.calls import copying, forward_passes, passes, with_lower_bound
 from optexp.kernelkit.benchmark.measure import Settings
 from optexp.kernelkit.benchmark.race import host_cost, prepare, race
-from optexp.kernelkit.benchmark.report import MARKS, draw, put_into
+from optexp.kernelkit.benchmark.report import draw
 from optexp.kernelkit.benchmark.rows import HostCost, HostTimes, Row
 from optexp.kernelkit.kernel import Case, Fill, is_small, kernels
 from optexp.kernelkit.recording import rehearsals
 from optexp.measurement import clock
 from optexp.measurement.clock import Timing
+from optexp.pages.record import Record
 from optexp.records.profile import Calibration
 
 
@@ -261,21 +263,16 @@ def test_calls_that_take_longer_than_torchs_are_told() -> None:
     assert list(cost.by_column()) == [f"{name}{kind}" for name in ("eager", "ours") for kind in KINDS]
 
 
-def test_the_table_goes_between_its_marks(tmp_path: Path) -> None:
-    path = tmp_path / "kernels.md"
-    path.write_text("# Results\n")
-    put_into(path, "one\n")
-    put_into(path, "two\n")
-    assert path.read_text() == f"# Results\n\n{MARKS[0]}\ntwo\n{MARKS[1]}\n"
-    path.write_text(f"a\n{MARKS[0]}\nold\n{MARKS[1]}\nb\n")
-    put_into(path, "new\n")
-    assert path.read_text() == f"a\n{MARKS[0]}\nnew\n{MARKS[1]}\nb\n"
-
-
-def test_plots_go_beside_the_table(tmp_path: Path) -> None:
-    (tmp_path / "kernels-gelu.svg").write_text("<svg/>")
-    results = tmp_path / "experiments" / "kernels.md"
-    results.parent.mkdir()
-    put_into(results, "a table\n", [tmp_path / "kernels-gelu.svg"])
-    link = results.read_text().partition("](")[2].partition(")")[0]
-    assert (results.parent / link).read_text() == "<svg/>"
+def test_a_record_has_all_that_the_page_shows(tmp_path: Path) -> None:
+    """Times with five digits, of which the page shows three; pictures by their names."""
+    times = HostTimes(5.0, 9.0, 90.0)
+    found = [replace(row(ours=100.123456, lower_bound=50.0, eager=120.0), goal=2.1)]
+    record = as_record(
+        found, [HostCost("gelu", "4", times, times)], Calibration("a card", 3e12), ["kernels-gelu"], "cpu"
+    )
+    record.write(tmp_path / "kernels.json")
+    text = Record.read(tmp_path / "kernels.json").text()
+    assert "1 of 1 goals are met." in text
+    assert "| 100 | 2.002 | 2.1 |" in text
+    assert "| gelu 4 | 5.0 | 9.0 | 90.0 |" in text
+    assert text.endswith("![kernels-gelu](plots/kernels-gelu.svg)")

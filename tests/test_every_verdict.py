@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from optexp.config import search_path
-from tests.benchmarks import bounds, every_verdict
-from tests.benchmarks.every_verdict import KERNELS, Pair, members, overrides, wanted, work
+from optexp.pages.rules import strategies
+from optexp.pages.rules.strategies import Pair
+from tests.benchmarks import every_verdict
+from tests.benchmarks.every_verdict import KERNELS, members, overrides, records, wanted, work
 from tests.benchmarks.kept import Kept
 
 FASTER = Pair("mlp", "cuda_graph", "FASTER", "FASTER: ...", "CPU", 1.0, 4.0, 3.5, 4.5, 500.0, 5.0, 0.97, -20, 1.0)
@@ -39,25 +41,27 @@ def test_a_later_run_makes_what_is_missing(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_tables_hold_verdicts_reasons_and_shares() -> None:
-    found = every_verdict.verdicts([FASTER, SLOWER, REFUSED])
+    found = strategies.grid([FASTER, SLOWER, REFUSED])
     assert "| `cuda_graph` | FASTER 4× |" in found
     assert "| `streams` | UNSUPPORTED 1 |" in found
     assert found.endswith("1. no branches")
-    shares = every_verdict.explained([FASTER, SLOWER, REFUSED])
+    shares = strategies.explained([FASTER, SLOWER, REFUSED])
     assert "| `mlp` | `cuda_graph` | FASTER | 4× | 97% | -20 B | 100% |" in shares
     assert "| `mlp` | `amp` | SLOWER | 0.7× | none |  |  |" in shares
-    assert shares.endswith("2 of 3 differences are explained by at least 95%.")
+    assert shares.startswith("2 of 3 differences are explained by at least 95%.")
     sleep = Pair("sleep", "fusion", "FASTER", "", "CPU", 1.0, 2.0, 1.9, 2.1, 50_000.0)
-    assert "| `sleep` | 50 ms | FASTER 2× | 1.9 to 2.1 |  |  |" in every_verdict.others([sleep, FASTER])
+    assert "| `sleep` | 50 ms | FASTER 2× | 1.9 to 2.1 |" in strategies.intervals([sleep])
 
 
-def test_bounds_are_read_from_the_same_store(tmp_path: Path) -> None:
-    store = Kept(tmp_path / "pairs.json", Pair)
-    for pair in (FASTER, SLOWER, REFUSED):
-        store.add(pair)
-    found = bounds.table(bounds.read(store.path))
-    assert "| `mlp` | `cuda_graph` | FASTER | 5.00× | 4.00× | 0.80 |" in found
-    assert "1 of 2 comparisons have a bound" in found
+def test_one_store_has_the_records_of_several_pages() -> None:
+    sleep = Pair("sleep", "fusion", "FASTER", "", "CPU", 1.0, 2.0, 1.9, 2.1, 50_000.0)
+    found = records({pair.key: pair for pair in (FASTER, SLOWER, REFUSED, sleep)}, "a machine.")
+    assert "| `cuda_graph` | FASTER 4× |" in found["strategies"].text()
+    assert "`sleep`" not in found["strategies"].text()
+    assert "| `sleep` |" in found["strategies.others"].text()
+    assert "| `mlp` | `cuda_graph` | FASTER | 5.00× | 4.00× | 0.80 |" in found["bounds"].text()
+    assert "1 of 3 comparisons have a bound" in found["bounds"].text()
+    assert found["why.explained"].text().startswith("**Machine.** a machine.\n\n2 of 4 differences")
 
 
 def test_every_pair_can_be_composed() -> None:

@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from optexp.pages.rules.honest import Found, rates
 from optexp.workloads.mlp import Mlp
 from tests.benchmarks import honest, honest_seeds
-from tests.benchmarks.honest import Found, Store, ended_in, rates, tables
+from tests.benchmarks.honest import Store, ended_in, records
 from tests.benchmarks.honest_pairs import ZOO, Pair, entries, halved, imported, pairs, scaled, snake
 from tests.benchmarks.honest_seeds import Counted
 
@@ -107,7 +108,7 @@ def test_an_identical_model_is_verified_and_a_wrong_one_would_be_counted(problem
     pair = replaced(problem, "Wrong")
     wrong = Found(id=pair.id, half=pair.half, **{"device": "cpu", **ended_in(pair, SETTINGS)})
     assert (wrong.verdict, wrong.ok, wrong.alarm) == ("NOT_EQUIVALENT", False, True)
-    assert "| problem Wrong × replace |" in "\n".join(tables([same, wrong]))
+    assert "| problem Wrong × replace |" in records([same, wrong])["verdicts"].text()
 
 
 def test_a_run_goes_on_where_the_last_one_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +145,7 @@ def test_a_run_goes_on_where_the_last_one_ended(tmp_path: Path, monkeypatch: pyt
 def test_what_counts_as_a_false_alarm(verdict: str, ok: bool | None, alarm: bool, decided: bool) -> None:
     found = replace(FOUND, verdict=verdict, ok=ok)
     assert (found.alarm, found.decided) == (alarm, decided)
-    last = list(rates("", [found], lambda one: one.half))[-1]
+    last = rates("", [found], lambda one: one.half).splitlines()[-1]
     assert last.startswith(f"| all | {int(decided)} | {f'{int(alarm)} (' if decided else '–'}")
 
 
@@ -163,7 +164,7 @@ def test_seeds_add_up_over_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert begun == [1, 21]
     assert (found.seeds, found.alarms, found.used) == (30, 2, 1.2)
     assert found.headline == "2 of 30 seeds refused; refused at 1; refused at 21"
-    assert "| mlp × fusion | cpu | 2 of 30 seeds refused | 120% (G1 loss) |" in list(tables([found]))
+    assert "| mlp × fusion | cpu | 30 | 2 | 120% (G1 loss) |" in records([found])["verdicts.seeds"].text()
 
 
 def test_a_pair_is_verified_on_each_seed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ from optexp.comparison.candidates import Candidate
 from optexp.comparison.laboratory import Bench
 from optexp.comparison.modes.profile import predict
 from optexp.config import search_path
+from optexp.pages.rules import bounds
 from optexp.profiling.bounds import Bound
 from optexp.profiling.breakdown import breakdown
 from optexp.profiling.view import View
@@ -33,7 +34,6 @@ from optexp.strategy import Strategy, named
 from optexp.workers.arm import Arm
 from optexp.workers.spec import Spec
 from optexp.workloads.mlp import Mlp
-from tests.benchmarks import bounds
 from tests.profiling.conftest import ChromeTrace, small_kernels
 from tests.test_end_to_end import BRIEF, TINY
 
@@ -257,14 +257,14 @@ def test_a_prediction_and_its_measurement_on_a_cpu(tmp_path: Path, monkeypatch: 
 
 
 def test_the_table_of_bounds_beside_measurements() -> None:
-    pairs = [bounds.Pair("mlp", "cuda_graph", "FASTER", measured, 7.5) for measured in (6.0, 8.0, 3.0)]
-    unbounded = bounds.Pair("mlp", "streams", "SAME", 1.0, None)
-    text = bounds.table([*pairs, unbounded])
-    beyond, first, second, unknown = text.splitlines()[2:6]
+    pairs = [bounds.Bound("mlp", "cuda_graph", "FASTER", measured, 7.5) for measured in (6.0, 8.0, 3.0)]
+    unbounded = asdict(bounds.Bound("mlp", "streams", "SAME", 1.0, None))
+    text = bounds.text([*map(asdict, pairs), unbounded])
+    beyond, first, second, unknown = text.splitlines()[4:8]
     assert beyond.endswith("| 7.50× | 8.00× | 1.07 **beyond** |")
     assert first.endswith("| 7.50× | 6.00× | 0.80 |")
     assert second.endswith("| 7.50× | 3.00× | 0.40 |")
     assert unknown.endswith("| – |")
     assert "3 of 4 comparisons have a bound. Measured/bound is at most 1.05 in 2 of 3 (67%)" in text
     assert "within a factor of 1.3 of 1 in 2 of 3 (67%)" in text
-    assert "None of 1" in bounds.table([unbounded])
+    assert "None of 1" in bounds.text([unbounded])

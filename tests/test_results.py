@@ -9,7 +9,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from optexp.config import search_path
+from optexp.pages.blocks import keep
+from optexp.pages.machine import sentence
+from optexp.pages.record import Record
 from optexp.result import Result
+from optexp.support.units import low_to_high
 from tests.benchmarks import results
 
 RECORD = Result.read(Path(__file__).parent / "results" / "faster.json")
@@ -27,38 +31,67 @@ def study(folder: Path) -> Path:
     return folder
 
 
-def test_records_become_a_table_with_provenance(tmp_path: Path) -> None:
-    name, content = results.measured(study(tmp_path))
+def test_jobs_of_a_study_become_a_record(tmp_path: Path) -> None:
+    name, record = results.study(study(tmp_path / "job"))
     assert name == "mine"
-    machine, _, heads, *_ = content.splitlines()
+    path = keep(record, name, tmp_path / "records")
+    machine, _, heads, *rows = Record.read(path).text().splitlines()
     assert "| speedup |" in heads
-    assert machine.startswith("**Machine.** a card; driver 580.1")
+    assert any("| FASTER |" in row for row in rows)
+    assert machine.startswith("**Machine.** a card, 16 cores; driver 580.1")
     assert "torch 2.13.0" in machine
+    assert machine.endswith(" `measurement=default`.")
 
 
 def test_comparisons_become_rows(tmp_path: Path) -> None:
+    """Those of a folder; what says only where and how it ran is left out."""
     job = study(tmp_path) / "0"
-    OmegaConf.save(
-        OmegaConf.create(["workload=mlp", "++strategy.fusion.mode=default"]), job / ".hydra" / "overrides.yaml"
-    )
-    row = results.compared([job]).splitlines()[-1]
+    typed = ["workload=mlp", "++strategy.fusion.mode=default", "++tracking.enabled=false"]
+    OmegaConf.save(OmegaConf.create(typed), job / ".hydra" / "overrides.yaml")
+    row = results.compared([tmp_path]).text().splitlines()[-1]
     assert row.startswith("| `workload=mlp strategy.fusion.mode=default` | FASTER | ")
     assert RECORD.speedup
-    assert f" {RECORD.speedup.low:.3g} to " in row
+    assert f" {low_to_high(RECORD.speedup.low, RECORD.speedup.high)} |" in row
+
+
+def test_settings_of_all_comparisons_are_said_once_and_jobs_keep_their_order(tmp_path: Path) -> None:
+    for number in (10, 2):
+        job = study(tmp_path / str(number)) / "0"
+        words = ["measurement.process_s=1", f"workload.dim={number}", "measurement.pairs=30"]
+        OmegaConf.save(OmegaConf.create(words), job / ".hydra" / "overrides.yaml")
+        (tmp_path / "jobs").mkdir(exist_ok=True)
+        job.rename(tmp_path / "jobs" / str(number))
+    machine, *_, first, last = results.compared([tmp_path / "jobs"]).text().splitlines()
+    assert machine.endswith(" `measurement=default measurement.process_s=1 measurement.pairs=30`.")
+    assert (first.split("|")[1], last.split("|")[1]) == (" `workload.dim=2` ", " `workload.dim=10` ")
+
+
+def test_the_readme_shows_what_the_terminal_shows(tmp_path: Path) -> None:
+    job = study(tmp_path) / "0"
+    OmegaConf.save(OmegaConf.create(["workload=mlp"]), job / ".hydra" / "overrides.yaml")
+    text = results.shown(job).text()
+    assert text.startswith("```console\n$ python -m optexp workload=mlp\n")
+    assert RECORD.headline.split(",")[0] in text
+    assert "  time/step " in text
+
+
+def test_groups_of_tests_become_rows(tmp_path: Path) -> None:
+    (tmp_path / "tests_core.xml").write_text(
+        '<testsuites><testsuite><testcase classname="a" name="b" time="1.5"/>'
+        '<testcase classname="a" name="c" time="1"><failure/></testcase></testsuite></testsuites>'
+    )
+    (tmp_path / "tests_core.log").write_text("$ python\n\nexit status 1\n")
+    row = results.tested(tmp_path).text().splitlines()[-1]
+    assert row.startswith("| core | 1 | 1 | 0 | 2 | exit status 1 | `a.c` |")
 
 
 def test_a_card_without_a_driver_says_so() -> None:
-    assert "driver not recorded" in results.provenance(replace(RECORD, environment={"gpu": "a card"}))
-
-
-def test_the_text_around_a_table_stays() -> None:
-    page = f"# T\n\nbefore\n\n{results.MARKS[0]}\nold\n{results.MARKS[1]}\n\nafter\n"
-    assert results.put(page, "new") == page.replace("old", "new")
+    assert "driver not recorded" in sentence({"gpu": "a card"})
 
 
 def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="holds no record"):
-        results.measured(tmp_path)
+        results.study(tmp_path)
 
 
 @pytest.mark.parametrize(

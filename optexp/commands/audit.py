@@ -20,6 +20,7 @@ from optexp.reporting.wording import corrected_headline, forms, headline
 from optexp.result import Result, Verdict, digest, finite
 
 Record = Mapping[str, Any]
+EXACT = 1e-9  # relative: the same arithmetic again
 CLAIMS = {Verdict.FASTER, Verdict.SLOWER, Verdict.SAME, Verdict.VERIFIED}  # the others promise nothing
 
 
@@ -28,6 +29,19 @@ def problems(record: Record) -> list[str]:
     result = Result.of(record)
     parts = (_verdict(result), _verification(result), _asked(result), _speedup(result), _headline(result))
     return [*_edited(record), *(problem for part in parts for problem in part)]
+
+
+def follows(result: Result, tolerance: float = EXACT) -> list[str]:
+    """Contradictions between a verdict, its speedup and the pairs of the same record; none where they follow.
+
+    tolerance: relative, of the speedup, where pairs are rounded
+    """
+    return [*_verdict(result), *_speedup(result, tolerance)]
+
+
+def says(result: Result) -> list[str]:
+    """Contradictions between a headline and the record that it heads."""
+    return list(_headline(result))
 
 
 def underived(result: Result, folder: Path) -> list[str]:
@@ -91,7 +105,7 @@ def _asked(result: Result) -> Iterator[str]:
         yield f"device is {result.device}, and the environment's {result.environment.get('device')}"
 
 
-def _speedup(result: Result) -> Iterator[str]:
+def _speedup(result: Result, tolerance: float = EXACT) -> Iterator[str]:
     if (claimed := result.speedup) is None:
         return
     interval, measurement = facts_of(result).interval, result.measurement
@@ -105,7 +119,7 @@ def _speedup(result: Result) -> Iterator[str]:
     if claimed.processes != len(measurement.pairs):
         yield f"{claimed.processes} processes are named, and pairs of {len(measurement.pairs)} listed"
     for name, value in zip(("estimate", "low", "high"), interval.ratios(), strict=True):
-        if not isclose(getattr(claimed, name), value, rel_tol=1e-9):
+        if not isclose(getattr(claimed, name), value, rel_tol=tolerance):
             yield f"speedup.{name} is {getattr(claimed, name):.6g}, and the pairs give {value:.6g}"
 
 
@@ -206,10 +220,12 @@ def _pages() -> int:
     from optexp.commands import audit_pages
 
     pages = audit_pages.audit()
-    for page in sorted(pages, key=lambda page: (not page.record, page.name)):
+    for page in sorted(pages, key=lambda page: (not page.records and not page.repeats, page.name)):
         print(page)
         for problem in page.problems:
             print(f"  {problem}")
-    without = [page.name for page in pages if not page.record]
-    print(f"{len(without)} of {len(pages)} pages have no record in experiments/results/data: {', '.join(without)}")
+    pages = [page for page in pages if not page.repeats]
+    whole = sum(bool(page.records) and not page.underived for page in pages)
+    part = sum(bool(page.records) and page.underived > 0 for page in pages)
+    print(f"{len(pages)} pages: {whole} derived, {part} in part, {len(pages) - whole - part} not (no record)")
     return 3 if any(page.problems for page in pages) else 0

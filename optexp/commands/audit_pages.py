@@ -1,33 +1,41 @@
-"""`python -m optexp.audit --pages`: do the figures of the README and the result pages follow from what they rest on?
+"""`python -m optexp.audit --pages`: do the figures of the README and the result pages follow from what was measured?
 
-A page whose records are in experiments/results/data is derived again from them. Most pages have no record here; of
-those only what their figures say of each other can be held: a verdict follows from its interval, the README repeats the
-page of the main job, and the index repeats its pages. The output names each page that has no record.
+A block of a page is printed again from its record in experiments/results/data (see `optexp.pages`) and compared line by
+line. Figures in the prose of a page with records must stand in its blocks. A page without a record is listed; of it
+only what its figures say of each other is checked: a verdict follows from its interval, the README repeats the page of
+the main job, and the index repeats its pages.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from pathlib import Path
-from statistics import median
-from typing import Any
 
+from optexp.commands.audit import follows, says
 from optexp.config.search_path import CONF
 from optexp.measurement.settings import MeasurementSettings
-from optexp.support.units import ratio
+from optexp.pages import jobs
+from optexp.pages.blocks import MARK, blocks, path_of, records
+from optexp.pages.record import Record, block_of
 
 ROOT = CONF.parent
 MIN_EFFECT = MeasurementSettings().min_effect  # share of a step; pages are measured by the presets, which keep it
 INTERVAL = re.compile(r"([\d.]+)× \(([\d.]+) to ([\d.]+)\)")
 NUMBER = re.compile(r"\d[\d,.]*\d|\d")
+FIGURE = re.compile(r"(?<![\w.\-/])(\d[\d,.]*\d|\d)")  # a number that is no part of a name, as in LeNet-5
+CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
+MACHINE = re.compile(r"^\*\*Machine\.\*\*.*?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
+TARGET = re.compile(r"\]\([^)]*\)")  # of a link
 MEASURED = ("FASTER", "SLOWER", "SAME", "INCONCLUSIVE")
-ALARMS, APART = ("NOT_EQUIVALENT", "INVALID", "ERROR"), ("UNSUPPORTED", "NOT_ENGAGED")
-HALVES = {"a, H100": ("a", False), "b, H100": ("b", False), "a, CPU": ("a", True), "b, CPU": ("b", True)}
-STRATEGIES = {"replace by an identical model": "replace", "an equal program": "baseline"}
+COMPARISONS = (
+    "study",
+    "comparisons",
+    "terminal",
+)  # rules whose rows are comparisons: their verdicts are derived again, too
 
 Row = Mapping[str, str]
 
@@ -36,58 +44,121 @@ Row = Mapping[str, str]
 class Page:
     """Findings on a page.
 
-    record:   file that it is derived from; empty where there is none
-    checked:  figures that were derived or compared
+    records:   files in data/ that blocks were derived from
+    derived:   figures of these blocks
+    compared:  figures that were held against others of the pages
+    underived: tables with figures that no record confirms
+    repeats:   it has no figures of its own, as the index
     """
 
     name: str
-    record: str = ""
-    checked: int = 0
+    records: list[str] = field(default_factory=list)
+    derived: int = 0
+    compared: int = 0
+    underived: int = 0
+    repeats: bool = False
     problems: list[str] = field(default_factory=list)
 
     def hold(self, what: str, said: object, given: object) -> None:
-        """Count a figure, and note one that does not follow."""
-        self.checked += 1
+        """Count a compared figure, and note one that does not follow."""
+        self.compared += 1
         if said != given:
             self.problems.append(f"{what} is {said}, and {given} follows")
 
     def __str__(self) -> str:
-        basis = f"from {self.record}" if self.record else "no record; figures that were held against others"
-        return f"{self.name}: {basis}: {self.checked}"
+        parts = [f"{self.derived} figures derived from {', '.join(self.records)}"] if self.records else []
+        parts += ["not derived: no record"] if not self.records and not self.repeats else []
+        parts += [f"not derived: {self.underived} tables without a record"] if self.records and self.underived else []
+        parts += [f"{self.compared} figures agree with others"] if self.compared and not self.problems else []
+        return f"{self.name}: {'; '.join(parts)}"
 
 
 def audit(root: Path = ROOT) -> list[Page]:
-    """Every result page, and the README where it is there."""
+    """The README where it is there, every result page, and the index."""
     results = root / "experiments" / "results"
-    pages = [_page(path) for path in sorted(results.glob("*.md")) if path.stem != "index"]
-    pages.append(_index(results))
-    readme = root / "README.md"
-    return [*([_readme(readme, results / "main_job.md")] if readme.is_file() else []), *pages]
+    names = ["README"] * (root / "README.md").is_file()
+    names += [path.stem for path in sorted(results.glob("*.md")) if path.stem != "index"]
+    pages = [_page(name, results) for name in names]
+    for path in sorted((results / "data").glob("*")):
+        if path.suffix != ".json" or block_of(path)[0] not in names:
+            pages.append(Page(f"data/{path.name}", problems=["it is the record of no page"]))
+    return [*pages, _index(results)]
 
 
 def tables(text: str) -> Iterator[list[Row]]:
     """The tables of a Markdown text, as rows by heading."""
-    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+    for block in TABLE.findall(text):
         heads, _, *rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in block.splitlines()]
         yield [dict(zip(heads, row, strict=False)) for row in rows]
 
 
-def _page(path: Path) -> Page:
-    page, text = Page(path.name), path.read_text()
-    derive = DERIVED.get(path.stem)
-    if derive is not None:
-        name, function = derive
-        page.record = f"data/{name}"
-        function(page, text, _records(path.parent / page.record))
-    for row in (row for table in tables(text) for row in table):
+def _page(name: str, results: Path) -> Page:
+    page, text = Page("README.md" if name == "README" else f"{name}.md"), path_of(name, results).read_text()
+    said, printed = blocks(text), dict[str, str]()
+    for block, path in records(results, name):
+        page.records.append(f"data/{path.name}")
+        try:
+            record = Record.read(path)
+            printed[block] = record.text()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+            page.problems.append(f"data/{path.name} cannot be printed ({type(error).__name__}: {error})")
+            continue
+        page.derived += len(NUMBER.findall(printed[block]))
+        page.problems += _differences(block, said.get(block), printed[block])
+        page.problems += _verdicts(record) if record.rule in COMPARISONS else []
+    rest = MARK.sub(lambda found: "" if found[1] in printed else found[0], text)
+    page.underived = sum(bool(FIGURE.search(CODE.sub("", table))) for table in TABLE.findall(rest))
+    for row in (row for table in tables(rest) for row in table):
         _verdict(page, row)
+    if name == "README":
+        _readme(page, text, results / "main_job.md")
+    elif page.records:
+        page.problems += _prose(MARK.sub("", rest), "\n".join(printed.values()))
     return page
 
 
-def _records(path: Path) -> Any:
-    """The content of a JSON file, or the lines of a .jsonl file."""
-    text = path.read_text()
-    return [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
+# --- a page and its records --------------------------------------------------------------------------------------
+
+
+def _differences(block: str, said: str | None, printed: str) -> Iterator[str]:
+    """Lines of a block that its record does not give."""
+    if said is None:
+        yield f"there is no block {block}: <!-- {block} --> and <!-- /{block} -->"
+        return
+    before, after = said.splitlines(), printed.splitlines()
+    for kind, i, j, k, n in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        if kind != "equal":
+            stands, follow = (" / ".join(lines) or "nothing" for lines in (before[i:j], after[k:n]))
+            yield f"{block}: {stands} stands there, and {follow} follows"
+
+
+def _verdicts(record: Record) -> Iterator[str]:
+    """Comparisons whose verdict or speedup does not follow from their pairs."""
+    for row in record.rows:
+        result = jobs.result(row)
+        found = [*follows(result, jobs.ROUNDING), *(says(result) if record.rule == "terminal" else ())]
+        yield from (f"{result.workload} {result.label} {row.get('typed', '')}: {problem}" for problem in found)
+
+
+def _prose(text: str, printed: str) -> Iterator[str]:
+    """Figures in sentences that stand neither in a derived block nor in code: a setting, a command.
+
+    A paragraph about the machine has versions, and no figures.
+    """
+    known = set(NUMBER.findall(printed)) | {number for code in CODE.findall(text) for number in NUMBER.findall(code)}
+    plain = TARGET.sub("]", CODE.sub("`code`", TABLE.sub("", MACHINE.sub("", text))))
+    for sentence in re.split(r"(?<=[.:!?])\s+|\n\n+", plain):
+        for number in FIGURE.findall(sentence):
+            if not _stands(number, known):
+                yield f"{number} of {' '.join(sentence.split())!r} stands in no block"
+
+
+def _stands(number: str, known: set[str]) -> bool:
+    """Whether a number, or one that it rounds, is among these."""
+    return any(number in (other, _rounded(other, number)) for other in known)
+
+
+# --- figures beside others ---------------------------------------------------------------------------------------
 
 
 def _verdict(page: Page, row: Row) -> None:
@@ -105,9 +176,8 @@ def _verdict(page: Page, row: Row) -> None:
         page.hold(what, verdict, "FASTER" if above else "SLOWER" if below else "another")
 
 
-def _readme(path: Path, main_job: Path) -> Page:
+def _readme(page: Page, text: str, main_job: Path) -> None:
     """The README's result is a row of the main job's page, and its ratios follow from its figures."""
-    page, text = Page(path.name), path.read_text()
     shown = re.search(r"^\$ python -m optexp (.*)\n.*?at least ([\d.]+)× \(best estimate ([\d.]+)×, 99% interval "
                       r"([\d.]+) to ([\d.]+), (\d+) processes\)", text, re.MULTILINE)  # fmt: skip
     times = re.search(r"time/step +([\d.]+ \S+) +([\d.]+ \S+) +([\d.]+)× faster", text)
@@ -115,7 +185,7 @@ def _readme(path: Path, main_job: Path) -> Page:
     row = next((row for row in rows if shown and row.get("command") == f"`{shown[1]}`"), None)
     if shown is None or times is None or row is None:
         page.problems.append("its result is no row of main_job.md")
-        return page
+        return
     _, low, estimate, begin, end, processes = shown.groups()
     page.hold("at least", f"{low}×", row["at least"])
     page.hold("the estimate", f"{estimate}×", row["estimate"])
@@ -128,20 +198,19 @@ def _readme(path: Path, main_job: Path) -> Page:
     memory = re.search(r"peak memory +(\d+) MiB +(\d+) MiB +([\d.]+)× more", text)
     if memory:
         page.hold("the ratio of memory", memory[3], f"{int(memory[2]) / int(memory[1]):.2f}")
-    return page
 
 
 def _index(results: Path) -> Page:
     """Every number of an answer stands on the page that it is about, or rounds one that does."""
-    page = Page("index.md")
+    page = Page("index.md", repeats=True)
     for row in (row for table in tables((results / "index.md").read_text()) for row in table):
         link = re.search(r"\]\(([\w.]+)\)", row.get("page", ""))
         if link is None:
             continue
         known = set(NUMBER.findall((results / link[1]).read_text()))
         for number in NUMBER.findall(row["answer"]):
-            page.checked += 1
-            if not any(number in (other, _rounded(other, number)) for other in known):
+            page.compared += 1
+            if not _stands(number, known):
                 page.problems.append(f"{link[1]} has no {number}, of {row['answer']!r}")
     return page
 
@@ -153,104 +222,3 @@ def _decimals(number: str) -> int:
 def _rounded(number: str, like: str) -> str:
     """A number with as many decimals as another."""
     return f"{float(number.replace(',', '').rstrip('.')):.{_decimals(like)}f}" if number.count(".") < 2 else number
-
-
-# --- pages with records ----------------------------------------------------------------------------------------
-
-
-def _honest(page: Page, text: str, records: Sequence[Mapping[str, Any]]) -> None:
-    """Rates by half and device, and by strategy; seeds of one pair."""
-    ran = [record for record in records if record["half"] in ("a", "b")]
-    for row in (row for table in tables(text) for row in table):
-        if (half := row.get("half, device")) and "false alarms" in row:
-            chosen = HALVES.get(half)
-            of = [r for r in ran if chosen in (None, (r["half"], r["device"] == "cpu"))]
-            _rates(page, half, row, of)
-        elif (strategy := row.get("strategy")) and "false alarms" in row:
-            name = STRATEGIES.get(strategy, strategy)
-            _rates(page, strategy, row, [r for r in ran if r["id"].rpartition(" × ")[2] == name])
-        elif (pair := row.get("pair")) and "refused" in row:
-            for record in (r for r in records if r["half"] == "seeds" and r["id"] == pair):
-                page.hold(f"{pair}: seeds", row["seeds"], str(record["seeds"]))
-                page.hold(f"{pair}: refused", row["refused"], str(record["alarms"]))
-
-
-def _rates(page: Page, name: str, row: Row, records: Sequence[Mapping[str, Any]]) -> None:
-    alarms = [r for r in records if r["verdict"] in ALARMS or (r["verdict"] in APART and r["ok"] is False)]
-    verdicts = Counter(r["verdict"] for r in records if r not in alarms)
-    given = {
-        "decided": len(alarms) + verdicts["VERIFIED"] + verdicts["UNVERIFIED"],
-        "false alarms": len(alarms),
-        "UNVERIFIED": verdicts["UNVERIFIED"],
-        "NOT_ENGAGED": verdicts["NOT_ENGAGED"],
-        "UNSUPPORTED": verdicts["UNSUPPORTED"],
-        "not run": verdicts["CUT"] + verdicts["SKIPPED"],
-    }
-    for heading in given.keys() & row.keys():
-        page.hold(f"{name}: {heading}", row[heading].partition(" ")[0], str(given[heading]))
-
-
-def _kernelbench(page: Page, text: str, lines: Sequence[Mapping[str, Any]]) -> None:
-    """A row of each judged problem, and their count in the answer."""
-    rows = {row["problem"]: row for table in tables(text) for row in table}
-    page.hold("problems", sorted(rows), sorted(line["problem"] for line in lines))
-    answer = re.search(r"\*\*Answer\.\*\* (\d+) of", text)
-    page.hold("files so far", answer and answer[1], str(len(lines)))
-    for line in (line for line in lines if line["problem"] in rows):
-        found, phases, ratio = line["speedup"], line["phases"], line["bound"]["ratio"]
-        given = {
-            "verdict": line["verdict"],
-            "speedup": f"{found['estimate']:.2f}× ({found['low']:.2f} to {found['high']:.2f})",
-            "step over its bound": f"{ratio:.1f}" if ratio else "–",
-            **{name: f"{phases[name]:.0f}" for name in ("arms", "verification", "profile", "measurement")},
-            "in all": f"{line['seconds']:.0f}",
-        }
-        for heading, figure in given.items():
-            page.hold(f"{line['problem']}: {heading}", rows[line["problem"]][heading], figure)
-
-
-def _kernelbench_level1(page: Page, text: str, records: Sequence[Mapping[str, Any]]) -> None:
-    """Verdicts and seconds by the size of the inputs."""
-    answer = re.search(r"\*\*Answer\.\*\* (\d+) of (\d+) files are VERIFIED", text)
-    verified = sum(record["verdict"] == "VERIFIED" for record in records)
-    page.hold("files", answer and answer.groups(), (str(verified), str(len(records))))
-    for row in (row for table in tables(text) for row in table):
-        least, most = (float(size) for size in NUMBER.findall(row["inputs"]))
-        chosen = [record for record in records if least <= record["input_gib"] < most]
-        seconds = sorted(record["seconds"] for record in chosen)
-        given = {
-            "files": str(len(chosen)),
-            "VERIFIED": str(sum(record["verdict"] == "VERIFIED" for record in chosen)),
-            "shortest [s]": f"{seconds[0]:.0f}",
-            "median [s]": f"{median(seconds):.0f}",
-            "longest [s]": f"{seconds[-1]:.0f}",
-        }
-        for heading, figure in given.items():
-            page.hold(f"{row['inputs']}: {heading}", row[heading], figure)
-
-
-def _bounds(page: Page, text: str, records: Sequence[Mapping[str, Any]]) -> None:
-    """A row of each measured subset that has a bound, in the section of subsets."""
-    known = [r for r in records if r["kind"] == "subset" and r["speedup"] and r["predicted"]]
-    section = text.partition("## Subsets of four strategies")[2].partition("\n## ")[0]
-    rows = {(row["workload"], row["strategy"]): row for table in tables(section) for row in table}
-    page.hold("pairs", sorted(rows), sorted((f"`{r['subject']}`", f"`{r['stack']}`") for r in known))
-    for record in known:
-        name = f"`{record['subject']}`", f"`{record['stack']}`"
-        given = {
-            "verdict": record["verdict"],
-            "predicted at most": ratio(record["predicted"]),
-            "measured": ratio(record["speedup"]),
-            "measured/bound": f"{record['speedup'] / record['predicted']:.2f}",
-        }
-        for heading, figure in given.items():
-            page.hold(f"{' '.join(name)}: {heading}", rows.get(name, {}).get(heading), figure)
-
-
-Derive = Callable[[Page, str, Any], None]
-DERIVED: Mapping[str, tuple[str, Derive]] = {
-    "bounds": ("subsets.json", _bounds),
-    "verdicts": ("honest.json", _honest),
-    "kernelbench": ("kernelbench.jsonl", _kernelbench),
-    "kernelbench_level1": ("kernelbench_level1.json", _kernelbench_level1),
-}

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from shutil import copy
 
 import torch
 
@@ -26,9 +27,14 @@ from optexp.comparison import gpu_lock
 from optexp.kernelkit import assembly, extension
 from optexp.kernelkit.benchmark.measure import COMPILED, Settings, measure, sweep
 from optexp.kernelkit.benchmark.race import host_bound_cases, host_cost
-from optexp.kernelkit.benchmark.report import MARKS, draw, line, put_into, report
+from optexp.kernelkit.benchmark.report import draw, line
+from optexp.kernelkit.benchmark.rows import HostCost, Row
 from optexp.kernelkit.kernel import Kernel, kernels
+from optexp.pages.blocks import keep
+from optexp.pages.machine import here
+from optexp.pages.record import Record
 from optexp.profiling.calibration import calibrate
+from optexp.records.profile import Calibration
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -55,21 +61,42 @@ def _time(options: argparse.Namespace, device: torch.device) -> None:
         rows.append(row)
     ceilings = calibrate(device)
     costs = [host_cost(kernel, case, device) for kernel in chosen for case in host_bound_cases(kernel, device)]
-    text = report(rows, costs, ceilings)
     options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "kernels.md").write_text(text)
     (options.output / "kernels.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     plots = []
     if options.plots:
         for kernel in chosen:
             plots.append(options.output / f"kernels-{kernel.name}.svg")
             draw(kernel, sweep(kernel, device), ceilings, plots[-1])
+    record = as_record(rows, costs, ceilings, [plot.stem for plot in plots], options.device)
+    (options.output / "kernels.md").write_text(text := record.text())
     if options.code:
         assembly.write(options.output / "code")
-    if options.into:
-        put_into(options.into, text, plots)
+    if options.record:
+        for plot in plots:
+            copy(plot, folder_of(options.record.parent / "plots"))
+        keep(record, "kernels", options.record)
     missed = [goal for row in rows for goal in row.missed()] + [call for cost in costs for call in cost.slow()]
     print(f"\n{text}\nwritten to {options.output}\n\n{len(missed)} goals missed", *missed, sep="\n")
+
+
+def as_record(
+    rows: Sequence[Row], costs: Sequence[HostCost], ceilings: Calibration, plots: Sequence[str], device: str
+) -> Record:
+    """The record of the result page."""
+    held = [{**asdict(row), "us": {name: rounded(us) for name, us in row.us.items()}} for row in rows]
+    options = {"costs": [asdict(cost) for cost in costs], "ceilings": asdict(ceilings), "plots": list(plots)}
+    return Record("kernels", here(device), held, {**options, "torch": torch.__version__})
+
+
+def rounded(us: float | None) -> float | None:
+    """A time with five digits, of which tables show three."""
+    return None if us is None else float(f"{us:.5g}")
+
+
+def folder_of(path: Path) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -92,9 +119,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--code", action="store_true", help="also keep PTX, machine code, registers and spills")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--output", type=Path, default=Path("outputs/kernels"), help="folder for table, data, plots")
-    parser.add_argument(
-        "--into", type=Path, help=f"Markdown file whose text between {MARKS[0]} and {MARKS[1]} to replace"
-    )
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="folder for the record of the result page")
     return parser.parse_args(arguments)
 
 

@@ -1,7 +1,7 @@
 """mode=auto beside brute force: all 16 subsets of four strategies, and what the search finds among the same four.
 
     python tests/benchmarks/auto_against_subsets.py STORE.json [--only NAME ...] [--cases FOLDER] [--seconds 540]
-        [--trials 8] [--budget 240] [--again VERDICT ...] [--table] [-- OVERRIDE ...]
+        [--trials 8] [--budget 240] [--again VERDICT ...] [--record FOLDER] [-- OVERRIDE ...]
 
 Each subset is a job as `python -m optexp ... measurement=quick`. So is the search, which may make --trials trials in
 --budget seconds. Last, the search's winner is compared with the best subset directly, so that the ratio is of one run.
@@ -9,7 +9,8 @@ The empty subset is 1× by definition.
 
 STORE.json is complete after each job, and a later run goes on with what is missing. Several runs may share it, each on
 its own device (`-- device=cuda:1`). No job starts after --seconds, and no search that may not end by then. --again
-INVALID repeats the jobs that ended so. --table prints what is there. A job is known by subject, kind and stack alone:
+INVALID repeats the jobs that ended so. --seconds 0
+prints what is there. A job is known by subject, kind and stack alone:
 use another store for other overrides and for another kind of device.
 
 --cases is a folder with two files of users, unet_softmax.py and gpt_accumulation.py.
@@ -22,22 +23,28 @@ import sys
 import tempfile
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # of a checkout
 
+import torch
+
 from optexp import api
 from optexp.comparison import runner
+from optexp.pages.blocks import keep
+from optexp.pages.machine import of_rows
+from optexp.pages.record import Record
+from optexp.pages.rules import subsets
+from optexp.pages.rules.subsets import AUTO, DIRECT, SUBSET, Job, same
 from optexp.result import Result, Verdict
 from optexp.workers import launching
 from tests.benchmarks.kept import Kept, keep_if_beyond
 
 QUICK = ["measurement=quick", "measurement.process_s=2", "measurement.warmup_s=1", "profile.details=false"]
 FIXED = [*QUICK, "tracking.enabled=false", "environment.allow_foreign=true", "patch=faster"]
-ERROR, FASTER = str(Verdict.ERROR), str(Verdict.FASTER)
-KINDS = SUBSET, AUTO, DIRECT = "subset", "auto", "direct"
+ERROR = str(Verdict.ERROR)
 
 
 @dataclass(frozen=True)
@@ -74,38 +81,6 @@ def subjects(cases: Path | None) -> list[Subject]:
         found.append(Subject("unet_softmax", ("workload=module", unet), (*INFERENCE, "channels_last")))
         found.append(Subject("gpt_accumulation", ("workload=module", gpt, train), learning))
     return found
-
-
-@dataclass(frozen=True)
-class Job:
-    """One finished comparison or search.
-
-    stack:   label of the candidate; of a search, what it was restricted to
-    against: label of the baseline; empty: the plain program
-    winner:    of a search; empty where nothing was kept
-    speedup:   None where none was measured
-    trials:    comparisons of a search
-    predicted: the largest speedup that the stack's bound allows; None where it has no bound
-    """
-
-    subject: str
-    kind: str
-    stack: str
-    against: str
-    verdict: str
-    speedup: float | None
-    low: float | None
-    high: float | None
-    seconds: float
-    headline: str
-    device: str
-    winner: str = ""
-    trials: int = 0
-    predicted: float | None = None
-
-    @property
-    def key(self) -> tuple[str, str, str, str]:
-        return self.subject, self.kind, self.stack, self.against
 
 
 def kept(store: Path) -> Kept[Job]:
@@ -174,14 +149,7 @@ def missing(subject: Subject, found: Mapping[Hashable, Job]) -> tuple[str, str, 
 
 def best(subject: Subject, found: Mapping[Hashable, Job]) -> str:
     """The FASTER subset with the largest estimate; the empty one where none is FASTER."""
-    tried = [found.get((subject.name, SUBSET, stack, "")) for stack in subject.subsets()]
-    speedups = {job.stack: job.speedup for job in tried if job and job.speedup and job.verdict == FASTER}
-    return max(speedups, key=lambda stack: speedups[stack], default="")
-
-
-def same(one: str, other: str) -> bool:
-    """Whether two labels name one stack."""
-    return api.members(one) == api.members(other)
+    return subsets.best([job for job in found.values() if job.subject == subject.name])
 
 
 def work(options: argparse.Namespace) -> None:
@@ -199,52 +167,27 @@ def work(options: argparse.Namespace) -> None:
             print(f"{job.seconds:6.1f} s  {job.subject}, {job.kind} {job.stack}{beside}: {job.headline}", flush=True)
 
 
-# --- the table -----------------------------------------------------------------------------------------------------
+# --- records -----------------------------------------------------------------------------------------------------
 
 
-def table(found: Mapping[Hashable, Job], known: Sequence[Subject]) -> str:
-    """Markdown: a row for each subject that has a job."""
-    columns = ["subject", "best subset", "speedup", "auto's winner", "speedup", "auto/best", "auto's trials"]
-    columns += ["seconds: subsets", "auto", "subsets tried", "device"]
-    lines = [row(columns), "|---" * len(columns) + "|"]
-    for subject in known:
-        jobs = [job for job in found.values() if job.subject == subject.name]
-        if jobs:
-            lines.append(row(cells(subject, found, jobs)))
-    return "\n".join(lines)
-
-
-def cells(subject: Subject, found: Mapping[Hashable, Job], jobs: Sequence[Job]) -> list[str]:
-    strongest, subsets = best(subject, found), [job for job in jobs if job.kind == SUBSET]
-    auto = found.get((subject.name, AUTO, "+".join(subject.strategies), ""))
-    of_best = found[subject.name, SUBSET, strongest, ""].speedup if strongest else 1.0
-    first = [subject.name, f"`{strongest or 'none'}`", f"{of_best:.3g}×"]
-    last = [f"{len(subsets) + 1} of 16", ", ".join(sorted({job.device for job in jobs}))]
-    spent = f"{sum(job.seconds for job in subsets):.0f}"
-    if auto is None:
-        return [*first, "–", "–", "–", "–", spent, "–", *last]
-    gained = f"{auto.speedup:.3g}× ({auto.verdict})" if auto.speedup else auto.verdict
-    compared, count = "–" if auto.verdict == ERROR else ratio(subject, found, auto, strongest), f"{auto.trials} of 16"
-    return [*first, f"`{auto.winner or 'none'}`", gained, compared, count, spent, f"{auto.seconds:.0f}", *last]
-
-
-def ratio(subject: Subject, found: Mapping[Hashable, Job], auto: Job, strongest: str) -> str:
-    """How fast auto's winner is beside the best subset, with its interval where both were compared directly."""
-    subsets = [job for job in found.values() if (job.subject, job.kind) == (subject.name, SUBSET)]
-    if len(subsets) < len(list(subject.subsets())) or not any(job.speedup for job in subsets):
-        return "–"
-    if same(auto.winner, strongest):
-        return "1 (the same stack)"
-    direct = found.get((subject.name, DIRECT, auto.winner, strongest))
-    if direct is None:
-        return "–"
-    if direct.speedup is None or direct.low is None or direct.high is None:
-        return f"{direct.verdict}: {direct.headline.partition(': ')[2][:120]}"
-    return f"{direct.speedup:.3f} ({direct.low:.3f} to {direct.high:.3f})"
-
-
-def row(texts: Sequence[str]) -> str:
-    return f"| {' | '.join(text.replace('|', '¦') for text in texts)} |"
+def records(found: Mapping[Hashable, Job], machine: str) -> dict[str, Record]:
+    """Of the pages that show these jobs, by name."""
+    jobs = list(found.values())
+    bounds = [
+        {
+            "workload": job.subject,
+            "strategy": job.stack,
+            "verdict": job.verdict,
+            "measured": job.speedup,
+            "predicted": job.predicted,
+        }
+        for job in jobs
+        if job.kind == SUBSET and job.speedup is not None
+    ]
+    return {
+        "search": Record("subsets", machine, [asdict(job) for job in jobs]),
+        "bounds.subsets": Record("bounds", machine, bounds),
+    }
 
 
 def chosen(options: argparse.Namespace) -> list[Subject]:
@@ -266,7 +209,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--trials", type=int, default=8, help="of the search, at most; 0: as its budget allows")
     parser.add_argument("--budget", type=float, default=240.0, help="of the search, in seconds")
     parser.add_argument("--again", nargs="+", default=[])
-    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="of the page's record")
     options = parser.parse_args(arguments[:at])
     options.store, options.overrides = options.store.resolve(), list(arguments[at + 1 :])
     return options
@@ -274,10 +217,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main() -> None:
     options = parse(sys.argv[1:])
-    if not options.table:
+    if options.seconds:
         launching.launcher()
         work(options)
-    print(table(read(options.store), chosen(options)))
+    device = "cpu" if "device=cpu" in options.overrides or not torch.cuda.is_available() else "cuda"
+    rows = read(options.store)
+    for name, record in records(rows, of_rows([job.device for job in rows.values()], device)).items():
+        print(f"\n{name}\n\n{record.text()}")
+        if options.record:
+            keep(record, name, options.record)
 
 
 if __name__ == "__main__":

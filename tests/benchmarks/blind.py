@@ -1,7 +1,6 @@
 """Is the injected cause named first? One program by itself, and the pair of it and the program without the cause.
 
-python -m tests.benchmarks.blind --into experiments/results/why.md
-python -m tests.benchmarks.blind --programs fresh
+python -m tests.benchmarks.blind [--programs fresh] [--record FOLDER]
 """
 
 from __future__ import annotations
@@ -17,6 +16,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from optexp.pages.blocks import keep
+from optexp.pages.machine import here
+from optexp.pages.record import Record
 from optexp.profiling.breakdown import breakdown
 from optexp.profiling.calibration import calibrate
 from optexp.profiling.diagnosis import diagnose
@@ -78,48 +80,21 @@ def view(step: Step, device: torch.device, ceilings: Calibration | None, folder:
     return View(trace, breakdown(trace, ceilings), Trace.read(path))
 
 
-def page(answers: Sequence[Answer], machine: str, command: str) -> str:
-    """The result page."""
-    named, found = sum(a.named for a in answers), sum(a.found for a in answers)
-    lines = [
-        "# Why: causes that were built in",
-        "",
-        "**Question.** Is the cause of slowness that was put into a program named first, by the diagnosis of that",
-        "program alone and by the explanation of the pair with and without it?",
-        "",
-        "```console",
-        command,
-        "```",
-        "",
-        f"**Machine.** {machine}.",
-        "",
-        f"**Answer.** {named} of {len(answers)} programs, {found} of {len(answers)} pairs.",
-        "",
-        "The last column is the share of the traced difference that causes with a name add up to.",
-        "",
-        "| program | bottleneck named first | first cause of the pair | explained |",
-        "|---|---|---|---|",
+def as_record(answers: Sequence[Answer], machine: str) -> Record:
+    """A row for each program."""
+    rows = [
+        {
+            "program": each.program.name,
+            "expected": [str(each.program.label), str(each.program.account)],
+            "named": each.named,
+            "found": each.found,
+            "bottleneck": list(each.bottlenecks[0]) if each.bottlenecks else ["none", ""],
+            "cause": each.causes[0][1] if each.causes else "none",
+            "explained": each.explained,
+        }
+        for each in answers
     ]
-    for each in answers:
-        first = each.bottlenecks[0] if each.bottlenecks else ("none", "")
-        cause = each.causes[0] if each.causes else ("none", "")
-        missed = "" if each.named else f"**missed ({each.program.label}):** "
-        lost = "" if each.found else f"**missed ({each.program.account}):** "
-        row = [each.program.name, f"{missed}{first[0]}: {first[1]}", lost + cause[1], f"{100 * each.explained:.0f} %"]
-        lines.append("| " + " | ".join(cell.replace("|", "/") for cell in row) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def provenance(on_gpu: bool) -> str:
-    """Card, driver and versions."""
-    if not on_gpu:
-        return f"A CPU, torch {torch.__version__}"
-    import pynvml
-    import triton
-
-    pynvml.nvmlInit()
-    driver = pynvml.nvmlSystemGetDriverVersion()
-    return f"{torch.cuda.get_device_name()}, driver {driver}, torch {torch.__version__}, triton {triton.__version__}"
+    return Record("causes", machine, rows)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -127,7 +102,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--programs", choices=SETS, default="first", help="the set of programs")
     parser.add_argument("--only", default="", help="programs whose name holds this")
-    parser.add_argument("--into", type=Path, help="the result page")
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="of the page's record")
     asked = parser.parse_args(arguments)
     device = torch.device(asked.device)
     on_gpu = device.type == "cuda"
@@ -141,11 +116,10 @@ def main(arguments: Sequence[str]) -> int:
             print("ok  " if last.named else "MISS", "ok  " if last.found else "MISS", each.name, flush=True)
             print("     alone:", *last.bottlenecks[:2], sep="\n       ")
             print("     pair:", *(words for _, words in last.causes[:3]), sep="\n       ", flush=True)
-    command = "python -m tests.benchmarks.blind" + (" --programs fresh" if asked.programs == "fresh" else "")
-    text = page(answers, provenance(on_gpu), command)
-    print(text)
-    if asked.into:
-        asked.into.write_text(text)
+    found = as_record(answers, here(asked.device))
+    print(found.text())
+    if asked.record:
+        keep(found, "why" if asked.programs == "first" else "why.fresh", asked.record)
     return 0 if all(a.named and a.found for a in answers) else 1
 
 

@@ -1,6 +1,7 @@
 """False alarms of honest strategies and detection of mutants, by arithmetic: are the gates' constants right here?
 
     python tests/benchmarks/calibrate_gates.py [--device cuda] [--seconds 200] [--seeds 20] [--processes 1]
+                                                [--record FOLDER]
 
 Prints two Markdown tables. "Most of a limit" is the largest error that an honest strategy had, as a share of what is
 allowed: constants are too tight where it nears 100 %, too lax where it stays far below on everything.
@@ -22,13 +23,16 @@ from functools import partial
 from importlib.util import find_spec
 from math import isfinite
 from multiprocessing import get_context
-from typing import Any
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from optexp.config import search_path
 from optexp.errors import Failure, Unsupported
+from optexp.pages.blocks import keep
+from optexp.pages.machine import here
+from optexp.pages.record import Record
 from optexp.program import Program
 from optexp.records.verification import Verification
 from optexp.schema import build
@@ -56,7 +60,6 @@ STACKS = (  # the slow ones last
     ("amp[dtype=float16]", "split_k"), ("amp", "cuda_graph"), ("channels_last", "amp"), ("fusion",), ("amp", "fusion"),
 )  # fmt: skip
 COMPILED = (Gelu, Mlp, Softmax)  # by fusion, which takes long
-COLUMNS = ("arithmetic", "strategy", "workloads", "verifications", "alarms", "most of a limit", "of")
 
 
 def workloads() -> Iterator[Workload]:
@@ -171,6 +174,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--processes", type=int, default=1, help="nothing is timed here")
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="of the page's record")
     options = parser.parse_args()
     end, results = time.monotonic() + options.seconds, list[Found]()
     jobs = [
@@ -179,6 +183,7 @@ def main() -> None:
         for workload in workloads()
         if "fusion" not in names or isinstance(workload, COMPILED)
     ]
+    reached = len(jobs)
     # Sessions of their own, as Inductor's compilers outlive the process that began them by a minute.
     with ProcessPoolExecutor(options.processes, get_context("spawn"), initializer=os.setsid) as pool:
         futures = [pool.submit(examined, *job, options.device, options.seeds) for job in jobs]
@@ -188,39 +193,34 @@ def main() -> None:
                     results.append(found)
                     print(*found.lines, sep="\n", end="\n" if found.lines else "", file=sys.stderr, flush=True)
         except TimeoutError:
-            print(f"out of time after {sum(f.done() for f in futures)} of {len(jobs)} combinations", file=sys.stderr)
+            reached = sum(future.done() for future in futures)  # those that are killed count as done, too
+            print(f"out of time after {reached} of {len(jobs)} combinations", file=sys.stderr)
             for process in pool._processes.values():
                 assert process.pid is not None
                 os.killpg(process.pid, signal.SIGKILL)
-    report(results)
+    if results:
+        rows = record(results, here(options.device), (reached, len(jobs)))
+        print(rows.text())
+        if options.record:
+            keep(rows, "gates" if options.device.startswith("cuda") else "gates.cpu", options.record)
 
 
-def report(results: list[Found]) -> None:
-    keys = list(dict.fromkeys(found.key for found in results))
-    rows = []
-    for key in keys:
-        same = [found for found in results if found.key == key]
-        honest = sum((found.honest for found in same), Counter[str]())
-        share, where = max(found.most for found in same)
-        rows.append([*key, len(same), honest["verifications"], honest["alarms"], f"{share:.0%}", where])
-    table(COLUMNS, rows)
-    print()
-    kinds, names = (
-        sorted({kind for kind, _ in keys}),
-        dict.fromkeys(name for found in results for name in found.mutants),
-    )
-    cells = {
-        (name, kind): sum((found.mutants[name] for found in results if found.key[0] == kind), Counter[str]())
-        for name in names
-        for kind in kinds
-    }
-    texts = {place: f"{cell['caught']} of {cell['tried']}" if cell else "–" for place, cell in cells.items()}
-    table(("mutant caught", *kinds), [[name, *(texts[name, kind] for kind in kinds)] for name in names])
-
-
-def table(head: tuple[str, ...], rows: list[list[Any]]) -> None:
-    for cells in (head, ["---"] * len(head), *rows):
-        print("|", " | ".join(map(str, cells)), "|")
+def record(results: list[Found], machine: str, reached: tuple[int, int]) -> Record:
+    """A row for each stack on one workload, in the order of STACKS."""
+    order = {label: n for n, label in enumerate(dict.fromkeys(found.key for found in results))}
+    rows = [
+        {
+            "arithmetic": found.key[0],
+            "strategy": found.key[1],
+            "verifications": found.honest["verifications"],
+            "alarms": found.honest["alarms"],
+            "used": round(found.most[0], 4),
+            "of": found.most[1],
+            "mutants": {name: [count["caught"], count["tried"]] for name, count in found.mutants.items()},
+        }
+        for found in sorted(results, key=lambda found: order[found.key])
+    ]
+    return Record("gates", machine, rows, {"reached": list(reached)})
 
 
 if __name__ == "__main__":

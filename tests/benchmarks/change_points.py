@@ -1,6 +1,6 @@
 """How well steps in a series of step times are found: synthetic series, and a public one.
 
-    python tests/benchmarks/change_points.py [--otava apache_otava-0.8.0.tar.gz] [--into PAGE.md]
+    python tests/benchmarks/change_points.py [--otava apache_otava-0.8.0.tar.gz] [--record FOLDER]
 
 Synthetic series have lognormal noise, outliers, slow drift and 0 to 3 steps of 2 to 20 %. `--otava` reads the series of
 TigerBeetle's benchmark out of Apache Otava's source distribution:
@@ -15,16 +15,21 @@ import ast
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from math import exp, log1p, pi, sin
 from pathlib import Path
 from random import Random
 from statistics import median
+from typing import Any
 
 from scipy.stats import ttest_ind
 
 from optexp.measurement import change_points
+from optexp.pages.blocks import keep
+from optexp.pages.record import Record
+from optexp.pages.rules.detections import OURS
 
-TOLERANCE = 3  # points between a step and its alarm
+POINTS = 1000  # of a series without a step
 MARGIN = 10  # points without a step at both ends
 APART = 20  # points between steps, at least
 SIZES = (0.02, 0.03, 0.05, 0.07, 0.10, 0.20)
@@ -33,6 +38,7 @@ OUTLIERS = 0.03  # share of points
 DRIFT = 0.01  # amplitude
 AROUND = 10  # points on each side of the t-test, and before the threshold's point
 TIGERBEETLE = (16, 71, 97)  # as the test that holds the series draws its levels
+Row = dict[str, Any]
 Detector = Callable[[Sequence[float]], list[int]]
 
 
@@ -43,35 +49,6 @@ class Case:
     values: list[float]
     steps: dict[int, float] = field(default_factory=dict)
     noise: float = 0.0
-
-
-@dataclass
-class Count:
-    """Alarms and steps, over many series."""
-
-    hits: int = 0
-    steps: int = 0
-    alarms: int = 0
-    found: dict[float, list[bool]] = field(default_factory=dict)
-
-    def add(self, case: Case, alarms: Sequence[int]) -> None:
-        """An alarm hits the nearest step within the tolerance; a second alarm of a step is false."""
-        hit = {at for at in case.steps if any(abs(alarm - at) <= TOLERANCE for alarm in alarms)}
-        self.hits, self.steps, self.alarms = (
-            self.hits + len(hit),
-            self.steps + len(case.steps),
-            self.alarms + len(alarms),
-        )
-        for at, size in case.steps.items():
-            self.found.setdefault(abs(size), []).append(at in hit)
-
-    @property
-    def precision(self) -> float:
-        return self.hits / self.alarms if self.alarms else 1.0
-
-    @property
-    def recall(self) -> float:
-        return self.hits / self.steps if self.steps else 1.0
 
 
 # --- series --------------------------------------------------------------------------------------------------------
@@ -141,7 +118,7 @@ def e_divisive(values: Sequence[float]) -> list[int]:
 
 
 def detectors() -> dict[str, Detector]:
-    found: dict[str, Detector] = {"optexp.watch": ours}
+    found: dict[str, Detector] = {OURS: ours}
     try:
         import otava.analysis  # noqa: F401
 
@@ -160,89 +137,69 @@ def cases(seed: int, count: int) -> Iterator[Case]:
         yield series(random, 150, NOISE[n % len(NOISE)], n % 4)
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+def synthetic(count: int) -> list[Row]:
+    """Alarms of each detector in series with and without steps."""
+    return [
+        {
+            "noise": case.noise,
+            "steps": list(case.steps.items()),
+            "alarms": {name: detect(case.values) for name, detect in detectors().items()},
+        }
+        for case in cases(1, count)
+    ]
 
 
-def synthetic(count: int) -> list[str]:
-    """Precision and recall of each detector over series with and without steps."""
-    rows = [f"| detector | precision | recall | {' | '.join(f'{100 * size:.0f} %' for size in SIZES)} |"]
-    rows.append("|---" * (3 + len(SIZES)) + "|")
+def equal(count: int) -> list[Row]:
+    """Alarms in series without a step, with and without drift."""
+    rows = []
     for name, detect in detectors().items():
-        total = Count()
-        for case in cases(1, count):
-            total.add(case, detect(case.values))
-        by_size = " | ".join(percent(sum(total.found[size]) / len(total.found[size])) for size in SIZES)
-        rows.append(f"| {name} | {percent(total.precision)} | {percent(total.recall)} | {by_size} |")
-    return rows
-
-
-def by_noise(count: int) -> list[str]:
-    """Recall of our detector by the noise of the series."""
-    rows = [f"| noise | {' | '.join(f'{100 * size:.0f} %' for size in SIZES)} |", "|---" * (1 + len(SIZES)) + "|"]
-    for noise in NOISE:
-        total = Count()
-        for case in (case for case in cases(1, count) if case.noise == noise):
-            total.add(case, ours(case.values))
-        cells = (percent(sum(total.found[size]) / len(total.found[size])) for size in SIZES)
-        rows.append(f"| {100 * noise:.1f} % | {' | '.join(cells)} |")
-    return rows
-
-
-def equal(count: int) -> list[str]:
-    """Alarms in series of 1,000 points without a step, with and without drift."""
-    rows = ["| detector | no drift | drift of 1 % |", "|---|---|---|"]
-    for name, detect in detectors().items():
-        cells = []
         for drift in (0.0, DRIFT):
             random = Random(2)
-            found = [detect(series(random, 1000, NOISE[n % len(NOISE)], 0, drift).values) for n in range(count)]
-            cells.append(f"{sum(map(len, found))} in {count} series")
-        rows.append(f"| {name} | {' | '.join(cells)} |")
+            found = [detect(series(random, POINTS, NOISE[n % len(NOISE)], 0, drift).values) for n in range(count)]
+            alarms = sum(map(len, found))
+            rows.append({"detector": name, "drift": drift, "series": count, "points": POINTS, "alarms": alarms})
     return rows
 
 
-def as_it_grows(length: int = 1000, seeds: int = 3) -> int:
+def growing(seeds: int = 3) -> list[Row]:
     """Places that ever raised an alarm while equal points came in one by one."""
-    alarms = 0
+    rows = []
     for seed in range(seeds):
-        values = series(Random(seed), length, 0.01, 0).values
-        alarms += len({index for end in range(1, length + 1) for index in ours(values[:end])})
-    return alarms
-
-
-def public(archive: Path) -> list[str]:
-    case = tigerbeetle(archive)
-    rows = ["| detector | alarms | hits | precision | recall |", "|---|---|---|---|---|"]
-    for name, detect in detectors().items():
-        total, alarms = Count(), detect(case.values)
-        total.add(case, alarms)
-        shown = ", ".join(map(str, alarms[:12])) + (", …" if len(alarms) > 12 else "")
-        shares = f"{percent(total.precision)} | {percent(total.recall)}"
-        rows.append(f"| {name} | {shown} | {total.hits} of {total.steps} | {shares} |")
+        values = series(Random(seed), POINTS, 0.01, 0).values
+        alarms = {index for end in range(1, POINTS + 1) for index in ours(values[:end])}
+        rows.append({"seed": seed, "points": POINTS, "alarms": len(alarms)})
     return rows
+
+
+def public(archive: Path) -> list[Row]:
+    case = tigerbeetle(archive)
+    steps = list(case.steps)
+    return [{"detector": name, "steps": steps, "alarms": detect(case.values)} for name, detect in detectors().items()]
+
+
+def versions() -> str:
+    names = ("numpy", "ruptures", *(["apache-otava"] if len(detectors()) > 3 else []))
+    return f"Any: the series are drawn from fixed seeds. {', '.join(f'{name} {version(name)}' for name in names)}."
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--series", type=int, default=600, help="synthetic series")
-    parser.add_argument("--equal", type=int, default=60, help="series of 1,000 equal points")
+    parser.add_argument("--equal", type=int, default=60, help="series of equal points")
     parser.add_argument("--otava", type=Path, help="source distribution of Apache Otava")
-    parser.add_argument("--into", type=Path, help="page whose tables are replaced")
+    parser.add_argument(
+        "--record", type=Path, metavar="FOLDER", help="of the records; experiments/results/data: also the page"
+    )
     asked = parser.parse_args()
-    tables = {"synthetic": synthetic(asked.series), "noise": by_noise(asked.series), "equal": equal(asked.equal)}
-    tables["grows"] = [f"While 1,000 equal points came in one by one, three times over: {as_it_grows()} alarms."]
+    found = {"": ("synthetic", synthetic(asked.series)), ".equal": ("equal", equal(asked.equal))}
+    found[".growing"] = "growing", growing()
     if asked.otava:
-        tables["public"] = public(asked.otava)
-    for name, rows in tables.items():
-        print(f"\n{name}\n", *rows, sep="\n")
-    if asked.into:
-        text = asked.into.read_text()
-        for name, rows in tables.items():
-            begin, end = f"<!-- {name} -->\n\n", f"\n\n<!-- /{name} -->"
-            head, _, rest = text.partition(begin)
-            text = head + begin + "\n".join(rows) + end + rest.partition(end)[2]
-        asked.into.write_text(text)
+        found[".public"] = "public", public(asked.otava)
+    for block, (table, rows) in found.items():
+        record = Record("detections", versions() * (not block), rows, {"table": table})
+        print(f"\n{record.text()}")
+        if asked.record:
+            keep(record, f"change_points{block}", asked.record)
 
 
 if __name__ == "__main__":

@@ -18,17 +18,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # of a checkout
 
 from optexp.commands import ab  # noqa: E402
-from optexp.support.units import duration  # noqa: E402
+from optexp.pages.blocks import keep  # noqa: E402
+from optexp.pages.machine import sentence  # noqa: E402
+from optexp.pages.record import Record  # noqa: E402
 
+KEYS = ("device", "kind", "delay", "verdict", "speedup", "base_us", "seconds")  # of a comparison, in its record
 OPERATIONS = 50
 DELAYS = {0.0: 50, 0.02: 51, 0.1: 55}  # and operations of a step
 SIZE = {"cpu": 2**15, "cuda": 2**24}  # elements: some 0.1 ms each
@@ -128,29 +130,14 @@ def of(kept: Sequence[dict[str, Any]], device: str, kind: str, delay: float) -> 
     return [row for row in kept if (row["device"], row["kind"], row["delay"]) == (device, kind, delay)]
 
 
-def table(kept: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Verdicts by device, kind of comparison and delay; estimates and half-widths of those that show any."""
-    heads = ["device", "compared", "delay", "n", "SLOWER", "FASTER", "SAME", "INCONCLUSIVE", "INVALID", "excludes 1"]
-    heads += ["median step", "median estimate", "median half-width", "seconds each"]
-    yield row(heads)
-    yield row(["---"] * 3 + ["--:"] * (len(heads) - 3))
-    for device, kind, delay in sorted({(each["device"], each["kind"], each["delay"]) for each in kept}):
-        found = of(kept, device, kind, delay)
-        shown = [each["speedup"] for each in found if each["speedup"]]
-        verdicts = [each["verdict"] for each in found]
-        counts = [verdicts.count(name) for name in heads[4:9]]
-        apart = sum(not s["low"] <= 1 <= (s["high"] or float("inf")) for s in shown)
-        estimate = f"{1 / median(s['estimate'] for s in shown) - 1:+.2%}" if shown else "–"
-        half = f"{median(((s['high'] or float('inf')) - s['low']) / 2 for s in shown):.2%}" if shown else "–"
-        seconds = f"{median(each['seconds'] for each in found):.0f}"
-        name = found[-1]["environment"].get("gpu") or found[-1]["environment"].get("cpu")
-        steps = [each["base_us"] for each in found if each["base_us"]]
-        step = duration(median(steps) / 1e6) if steps else "–"
-        yield row([name or device, kind, f"{delay:.0%}", len(found), *counts, apart, step, estimate, half, seconds])
+def record(kept: Sequence[dict[str, Any]]) -> Record:
+    """Every comparison of the store, with what the table shows."""
+    rows = [{**{key: row[key] for key in KEYS}, "name": device(row["environment"])} for row in kept]
+    return Record("versions", sentence(kept[-1]["environment"]), rows)
 
 
-def row(cells: Sequence[object]) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
+def device(environment: dict[str, Any]) -> str:
+    return str(environment.get("gpu") or environment.get("cpu"))
 
 
 def main() -> None:
@@ -164,9 +151,14 @@ def main() -> None:
     parser.add_argument("--commands", action="store_true", help="two commands instead of two commits")
     parser.add_argument("--wait", action="store_true", help="steps wait instead of computing")
     parser.add_argument("--steps", type=int, default=200, help="of a command, the first quarter of which is left out")
-    measure(options := parser.parse_intermixed_args())
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="of the page's record")
+    options = parser.parse_intermixed_args()
+    options.record = options.record and options.record.resolve()
+    measure(options)
     if kept := read(options.store):
-        print(*table(kept), sep="\n")
+        print(record(kept).text())
+        if options.record:
+            keep(record(kept), "versions", options.record)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Strategies × workloads: a quick verdict of each strategy alone, its bound, and how much of it causes explain.
 
     python tests/benchmarks/every_verdict.py STORE.json [--only WORKLOAD ...] [--seconds 540] [-- OVERRIDE ...]
-    python tests/benchmarks/every_verdict.py STORE.json --table verdicts|others|explained
+    python tests/benchmarks/every_verdict.py STORE.json --seconds 0 [--record FOLDER]     only print
 
 Nothing else may use the device. STORE.json is complete after each pair, and a later run goes on with what is missing.
-Several runs may share it, each on its own device (`-- device=cuda:1`). `bounds.py STORE.json` has its bounds.
+Several runs may share it, each on its own device (`-- device=cuda:1`).
 """
 
 from __future__ import annotations
@@ -13,16 +13,21 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # of a checkout
 
+import torch
+
 from optexp import api
 from optexp.comparison import runner
-from optexp.result import Result, Verdict
-from optexp.support.units import duration
+from optexp.pages.blocks import keep
+from optexp.pages.machine import of_rows
+from optexp.pages.record import Record
+from optexp.pages.rules.strategies import Pair
+from optexp.result import Result
 from optexp.workers import launching
 from tests.benchmarks.kept import Kept, keep_if_beyond
 
@@ -34,47 +39,6 @@ ALONE += ["memory_pool", "fused_optimizer", "compiled_optimizer", "inference_mod
 KERNELS = "fusion[backend=kernels]"
 SECONDS = Path(__file__).with_name("seconds.py").resolve()
 QUICK = ["measurement=quick", "measurement.process_s=2", "measurement.warmup_s=1", "tracking.enabled=false"]
-EXPLAINED = 0.95  # of a difference, at least
-TABLES = VERDICTS, OTHER, CAUSES = "verdicts", "others", "explained"
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A strategy on a workload.
-
-    estimate, low, high: of the speedup; None where none was measured
-    step_us:             of the baseline
-    predicted:           the largest speedup that the strategy's bound allows; None where it has none
-    explained:           share of the difference in time that causes add up to; None where nothing is explained
-    memory_bytes:        difference in peak memory;  memory_explained: as `explained`
-    """
-
-    workload: str
-    strategy: str
-    verdict: str
-    headline: str
-    device: str
-    seconds: float
-    estimate: float | None = None
-    low: float | None = None
-    high: float | None = None
-    step_us: float | None = None
-    predicted: float | None = None
-    explained: float | None = None
-    memory_bytes: int | None = None
-    memory_explained: float | None = None
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.workload, self.strategy
-
-    @property
-    def decided(self) -> bool:
-        return self.verdict in (Verdict.FASTER, Verdict.SLOWER)
-
-    @property
-    def reason(self) -> str:
-        return self.headline.partition(": ")[2]
 
 
 def wanted(only: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -137,80 +101,34 @@ def work(options: argparse.Namespace) -> None:
         print(f"{found.seconds:6.1f} s  {found.workload} × {found.strategy}: {found.headline}", flush=True)
 
 
-# --- tables ------------------------------------------------------------------------------------------------------
+# --- records -----------------------------------------------------------------------------------------------------
 
 
-def verdicts(pairs: Sequence[Pair]) -> str:
-    """Rows of strategies, columns of workloads; reasons below."""
-    found, reasons = {pair.key: pair for pair in pairs}, list[str]()
-    columns = [name for name in WORKLOADS if any(pair.workload == name for pair in pairs)]
-    lines = [row(["", *(f"`{name}`" for name in columns)]), "|---" * (len(columns) + 1) + "|"]
-    for strategy in (*ALONE, KERNELS, "cpu_affinity", "replace"):
-        if any(pair.strategy == strategy and pair.workload in WORKLOADS for pair in pairs):
-            cells = (cell(found.get((name, strategy)), reasons) for name in columns)
-            lines.append(row([f"`{strategy}`", *cells]))
-    return "\n".join([*lines, "", *numbered(reasons)]).rstrip()
-
-
-def others(pairs: Sequence[Pair]) -> str:
-    """A row for each of the other workloads, with intervals; reasons below."""
-    found, reasons = {pair.key: pair for pair in pairs}, list[str]()
-    lines = [row(["workload", "step", "`fusion`", "interval", "`cuda_graph`", "interval"]), "|---" * 6 + "|"]
-    for name in OTHERS:
-        ours = [found.get((name, strategy)) for strategy in ("fusion", "cuda_graph")]
-        if any(ours):
-            step_us = next((pair.step_us for pair in ours if pair and pair.step_us), None)
-            cells = [text for pair in ours for text in (cell(pair, reasons), interval(pair))]
-            lines.append(row([f"`{name}`", duration(step_us / 1e6) if step_us else "", *cells]))
-    return "\n".join([*lines, "", *numbered(reasons)]).rstrip()
-
-
-def cell(pair: Pair | None, reasons: list[str]) -> str:
-    """The verdict, with the ratio where one was measured, else with the number of its reason."""
-    if pair is None:
-        return ""
-    if pair.estimate is not None:
-        return f"{pair.verdict} {pair.estimate:.3g}×"
-    if pair.reason not in reasons:
-        reasons.append(pair.reason)
-    return f"{pair.verdict} {reasons.index(pair.reason) + 1}"
-
-
-def interval(pair: Pair | None) -> str:
-    return f"{pair.low:.3g} to {pair.high:.3g}" if pair is not None and pair.low and pair.high else ""
-
-
-def numbered(reasons: Sequence[str]) -> list[str]:
-    return [f"{number}. {reason}" for number, reason in enumerate(reasons, 1)]
-
-
-def explained(pairs: Sequence[Pair]) -> str:
-    """Of each measured pair, the shares of its differences in time and in peak memory that causes add up to."""
-    head = ["workload", "strategy", "verdict", "step", "explained", "peak memory", "explained"]
-    lines, shares = [row(head), "|---" * 7 + "|"], list[float]()
-    for pair in pairs:
-        if pair.estimate is None:
-            continue
-        share = pair.explained if pair.decided else None
-        shares += [share or 0.0] if pair.decided else []
-        shares += [pair.memory_explained] if pair.memory_explained is not None else []
-        told = percent(share) if share is not None else "none" if pair.decided else ""
-        memory = f"{pair.memory_bytes:+,} B" if pair.memory_bytes is not None else ""
-        cells = [f"`{pair.workload}`", f"`{pair.strategy}`", pair.verdict, f"{pair.estimate:.3g}×", told, memory]
-        lines.append(row([*cells, percent(pair.memory_explained)]))
-    reached = sum(share >= EXPLAINED for share in shares)
-    return "\n".join([*lines, "", f"{reached} of {len(shares)} differences are explained by at least {EXPLAINED:.0%}."])
-
-
-def percent(share: float | None) -> str:
-    return f"{share:.0%}" if share is not None else ""
-
-
-def row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-TABLE = {VERDICTS: verdicts, OTHER: others, CAUSES: explained}
+def records(found: Mapping[Hashable, Pair], machine: str) -> dict[str, Record]:
+    """Of the pages that show these pairs, by name."""
+    pairs = [found[key] for key in wanted([]) if key in found]
+    grid, others = (
+        [asdict(pair) for pair in pairs if (pair.workload in WORKLOADS) is inner] for inner in (True, False)
+    )
+    timed = [pair for pair in pairs if pair.estimate is not None]
+    bounds = [
+        {
+            "workload": pair.workload,
+            "strategy": pair.strategy,
+            "verdict": pair.verdict,
+            "measured": pair.estimate,
+            "predicted": pair.predicted,
+        }
+        for pair in timed
+    ]
+    explained = [{**asdict(pair), "headline": "", "seconds": 0.0} for pair in timed]
+    blocks = {
+        "strategies": Record("strategies", machine, grid, {"table": "grid"}),
+        "strategies.others": Record("strategies", machine, others, {"table": "intervals"}),
+        "why.explained": Record("strategies", machine, explained, {"table": "explained"}),
+        "bounds": Record("bounds", machine, bounds),
+    }
+    return {name: record for name, record in blocks.items() if record.rows}
 
 
 def main() -> None:
@@ -220,13 +138,18 @@ def main() -> None:
     parser.add_argument("store", type=Path)
     parser.add_argument("--only", nargs="+", default=[], choices=[*WORKLOADS, *OTHERS])
     parser.add_argument("--seconds", type=float, default=540.0)
-    parser.add_argument("--table", choices=TABLES)
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="of the page's record")
     options = parser.parse_args(arguments[:at])
     options.store, options.overrides = options.store.resolve(), arguments[at + 1 :]
-    if options.table is None:
+    if options.seconds:
         launching.launcher()
         work(options)
-    print(TABLE[options.table or VERDICTS](list(Kept(options.store, Pair).rows().values())))
+    device = "cpu" if "device=cpu" in options.overrides or not torch.cuda.is_available() else "cuda"
+    rows = Kept(options.store, Pair).rows()
+    for name, record in records(rows, of_rows([pair.device for pair in rows.values()], device)).items():
+        print(f"\n{name}\n\n{record.text()}")
+        if options.record:
+            keep(record, name, options.record)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How often the measurement is wrong: of programs against themselves, with known delays, and beside other clocks.
 
-    python tests/benchmarks/false_alarms.py STORE.json [--seconds 200] [--device cpu] [--clocks]
+    python tests/benchmarks/false_alarms.py STORE.json [--seconds 200] [--device cpu] [--clocks] [--record FOLDER]
 
 Measures alone: nothing is verified or profiled. What it finds is added to STORE.json, so that a hundred comparisons may
 be made in several runs, and everything that is in there is printed as Markdown. `--clocks` compares our kernel times
@@ -34,6 +34,9 @@ from optexp.measurement import clock, placement, process_spread, statistics
 from optexp.measurement.process_spread import StepKind
 from optexp.measurement.samples import Sample
 from optexp.measurement.settings import MeasurementSettings
+from optexp.pages.blocks import keep
+from optexp.pages.machine import here, of_rows
+from optexp.pages.record import Record
 from optexp.reporting.terminal import Progress
 from optexp.support.stopwatch import Stopwatch
 from optexp.workers.arm import Arm
@@ -61,6 +64,8 @@ FIXED = [
     "measurement.warmup_s=0.25",
     "environment.allow_foreign=true",
 ]  # the card is never cold here
+KEYS = ("workload", "delay", "verdict", "interval", "step_us", "going_first")  # of a comparison, in its record
+BLOCKS = {("cpu", "default"): "false_alarms.cpu", ("cpu", "quick"): "false_alarms.one_process"}
 DELAYS = {0.02: 50, 0.05: 20}  # and of how many steps each is a whole number
 
 
@@ -196,51 +201,17 @@ def of(kept: list[dict[str, Any]], workload: str | None, delay: float) -> list[d
     return [facts for facts in kept if workload in (None, facts["workload"]) and facts["delay"] == delay]
 
 
-def tables(kept: list[dict[str, Any]]) -> Iterator[str]:
-    """Verdicts of equal arms, delays found, and by how much a step takes longer for going first."""
-    workloads: list[str | None] = [*dict.fromkeys(facts["workload"] for facts in kept), None]
-    yield row("A/A", "step", "n", "FASTER or SLOWER", "SAME", "INCONCLUSIVE", "processes", "half-width", "going first")
-    yield row("---", *["--:"] * 8)
-    for workload in workloads:
-        found = of(kept, workload, 0.0)
-        verdicts = [facts["verdict"] for facts in found]
-        wrong = sum(verdict in ("FASTER", "SLOWER") for verdict in verdicts)
-        step_us, longer = (median(facts[name] for facts in found) for name in ("step_us", "going_first"))
-        half = median((facts["interval"][2] - facts["interval"][1]) / 2 for facts in found)
-        yield row(
-            workload or "all",
-            f"{step_us:.0f} µs" if workload else "",
-            len(found),
-            f"{wrong} ({wrong / len(found):.1%})",
-            verdicts.count("SAME"),
-            verdicts.count("INCONCLUSIVE"),
-            f"{median(len(facts['log_ratios']) for facts in found):.0f}",
-            f"{half:.2%}",
-            f"{longer:+.2%}",
-        )
-    yield ""
-    yield row("known delay", "n", "found (interval excludes 1)", "called SLOWER", "median estimate")
-    yield row("---", *["--:"] * 4)
-    for delay in DELAYS:
-        for workload in workloads:
-            if not (found := of(kept, workload, delay)):
-                continue
-            seen = sum(facts["interval"][2] < 1 for facts in found)
-            slower = sum(facts["verdict"] == "SLOWER" for facts in found)
-            estimate = median(1 / facts["interval"][0] for facts in found) - 1
-            name = f"{delay:.0%}, {workload or 'all'}"
-            yield row(name, len(found), f"{seen} ({seen / len(found):.0%})", slower, f"{estimate:+.2%}")
-
-
-def row(*cells: object) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
+def record(kept: Sequence[dict[str, Any]], device: str) -> Record:
+    """Every comparison of the store, with what the tables show."""
+    rows = [{**{key: row[key] for key in KEYS}, "processes": len(row["log_ratios"])} for row in kept]
+    return Record("false_alarms", of_rows([row["device"] for row in kept], device), rows)
 
 
 # --- beside other clocks -----------------------------------------------------------------------------------------
 
 
-def clocks(device: torch.device) -> Iterator[str]:
-    """One kernel by our clock, by CUPTI (torch.profiler) and by triton.testing.do_bench."""
+def clocks(device: torch.device) -> Iterator[dict[str, Any]]:
+    """One kernel by our clock, by CUPTI (torch.profiler) and by triton.testing.do_bench: µs of a call."""
     generator = torch.Generator(device).manual_seed(0)
     x = torch.randn(8192, 8192, device=device, generator=generator)
     large = torch.randn(16384, 16384, device=device, generator=generator)
@@ -256,9 +227,6 @@ def clocks(device: torch.device) -> Iterator[str]:
     }
     size = 2 * torch.cuda.get_device_properties(device).L2_cache_size
     flush = torch.empty(size, dtype=torch.uint8, device=device).zero_
-    names = "wall", "device", "CUPTI", "device/CUPTI", "same calls", "device, cold L2", "do_bench", "cold/do_bench"
-    yield row("kernel", *names)
-    yield row("---", *["--:"] * len(names))
     cold = {}
     for name, work in works.items():  # all of them before the first trace: leftover tracing slows the host
         clock.warm_up(work, device, 3.0)
@@ -271,9 +239,15 @@ def clocks(device: torch.device) -> Iterator[str]:
         wall, on_device = in_us([(block.wall_s, block.device_s or 0.0) for block, _ in blocks])
         ours, cupti = in_us([both for _, both in blocks])
         emptied, theirs = cold[name]
-        figures = [f"{us:.2f} µs" for us in (wall, on_device, cupti, emptied, theirs)]
-        figures[3:3] = f"{on_device / cupti - 1:+.1%}", f"{ours / cupti - 1:+.1%}"
-        yield row(name, *figures, f"{emptied / theirs - 1:+.1%}")
+        yield {
+            "kernel": name,
+            "wall": wall,
+            "device": on_device,
+            "cupti": cupti,
+            "same_calls": ours,
+            "cold": emptied,
+            "do_bench": theirs,
+        }
 
 
 def bench(work: Callable[[], object]) -> float:
@@ -317,14 +291,22 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="*", help="some of them only")
     parser.add_argument("--seed", type=int, default=0, help="another one for each store")
     parser.add_argument("--clocks", action="store_true", help="our clock beside CUPTI's and Triton's")
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="of the page's record")
     asked = parser.parse_args()
     if asked.clocks:
-        print(*clocks(torch.device("cuda")), sep="\n")
+        told(Record("clocks", here("cuda"), list(clocks(torch.device("cuda")))), "clock", asked.record)
         return
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     measure(asked)
     if kept := read(asked.store):
-        print(*tables(kept), sep="\n")
+        device = torch.device(choose_device(asked.device)).type
+        told(record(kept, device), BLOCKS.get((device, asked.preset), "false_alarms"), asked.record)
+
+
+def told(found: Record, name: str, folder: Path | None) -> None:
+    print(found.text())
+    if folder:
+        keep(found, name, folder)
 
 
 if __name__ == "__main__":

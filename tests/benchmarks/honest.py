@@ -1,13 +1,14 @@
 """How often the verdict is wrong about honest programs: pairs of a program and a strategy, verified side by side.
 
     python tests/benchmarks/honest.py STORE.json [--half a|b] [--seconds 500] [--workers 2] [--device cuda]
-                                      [--kernelbench FOLDER] [--only WORD ...]
+                                      [--kernelbench FOLDER] [--only WORD ...] [--record FOLDER]
     python tests/benchmarks/honest.py STORE.json --seeds 300    mlp, lenet5 and bert × fusion, each on so many seeds
 
 A pair is `verify=only` of the default preset, in a comparison's own processes; nothing is timed, so pairs share cores
 and card. STORE.json keeps each verdict: a later run goes on with what is missing, and every run prints Markdown tables
 of all that is in the store. Pairs fall into two halves by the hash of their name. Half a serves to set constants; half
-b is run once, after they are fixed, and its pairs are never run again (--again is for half a).
+b is run once, after they are fixed, and its pairs are never run again (--again is for half a): begin a store as a copy
+of experiments/results/data/verdicts.json.
 
 A false alarm is NOT_EQUIVALENT, INVALID or ERROR. UNSUPPORTED and NOT_ENGAGED are no alarms and no decisions: they are
 counted apart, unless the verification itself failed.
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from math import inf, isfinite
@@ -39,54 +40,19 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # of a checkout
 
+from optexp.pages.blocks import keep  # noqa: E402
+from optexp.pages.record import Record  # noqa: E402
+from optexp.pages.rules.honest import CUT, SKIPPED, Found  # noqa: E402
 from tests.benchmarks.honest_pairs import Pair, imported, pairs  # noqa: E402
 
-ALARMS = ("NOT_EQUIVALENT", "INVALID", "ERROR")
-APART = ("UNSUPPORTED", "NOT_ENGAGED")
-CUT, SKIPPED = "CUT", "SKIPPED"  # ended at the limit; a problem that does not run at all at this size
 FIXED = ("verify=only", "tracking.enabled=false", "environment.allow_foreign=true")
 PLAIN_S = 0.2  # of one eager call of a scaled problem: what takes longer is too large for a CPU
 SEEDS = -1  # in place of a record's seed, where it stands for many
 
 
-@dataclass(frozen=True)
-class Found:
-    """What one pair ended in.
-
-    ok:      the verification passed, also where the verdict is about something else; None where there was none
-    used:    share of the tightest limit that was used
-    seconds: of the whole comparison, with compilation
-    seeds, alarms:  of a pair that was verified on many seeds: how many, and how many of them were refused
-    """
-
-    id: str
-    half: str
-    device: str
-    verdict: str
-    headline: str
-    ok: bool | None = None
-    used: float | None = None
-    worst: str = ""
-    seconds: float = 0.0
-    seed: int = 0
-    torch: str = ""
-    commit: str = ""
-    seeds: int = 0
-    alarms: int = 0
-
-    @property
-    def alarm(self) -> bool:
-        return self.verdict in ALARMS or (self.verdict in APART and self.ok is False)
-
-    @property
-    def decided(self) -> bool:
-        """Whether the verdict is about results."""
-        return self.alarm or self.verdict in ("VERIFIED", "UNVERIFIED")
-
-
 @dataclass
 class Store:
-    """A JSON list that several threads add to; it is complete after each pair."""
+    """A JSON list that several threads add to; it is complete after each pair. It may begin as a page's record."""
 
     path: Path
     found: list[Found] = field(default_factory=list)
@@ -94,7 +60,9 @@ class Store:
 
     def __post_init__(self) -> None:
         if self.path.exists():
-            self.found = [Found(**facts) for facts in json.loads(self.path.read_text())]
+            held = json.loads(self.path.read_text())
+            rows = held if isinstance(held, list) else Record.read(self.path).rows
+            self.found = [Found(**facts) for facts in rows]
 
     def of(self, id: str, device: str, seed: int) -> list[Found]:
         """What is known of a pair: one or none."""
@@ -313,71 +281,14 @@ def seeds(asked: argparse.Namespace, store: Store) -> None:
         print(f"{name}: {told[0]} ({seconds:.0f} s)", file=sys.stderr, flush=True)
 
 
-# --- telling ---------------------------------------------------------------------------------------------------
+# --- records -----------------------------------------------------------------------------------------------------
 
 
-def tables(found: Iterable[Found]) -> Iterator[str]:
-    """Rates by half and device, by strategy, then every alarm and what was not decided, each with its headline."""
-    everything = list(found)
-    ran = [one for one in everything if one.half in "ab"]
-    yield from rates("half, device", ran, lambda one: f"{one.half}, {one.device}")
-    yield ""
-    yield from rates("strategy", ran, lambda one: one.id.rpartition(" × ")[2])
-    yield ""
-    yield from rates("programs", ran, lambda one: "zoo" if "." in one.id.split()[0] else source(one))
-    for title, of in (
-        ("False alarms", [one for one in everything if one.alarm]),
-        ("Not verified", [one for one in everything if one.verdict == "UNVERIFIED"]),
-        ("No verdict within the limit", [one for one in everything if one.verdict == CUT]),
-    ):
-        if of:
-            yield f"\n{title}\n"
-            yield from (row("pair", "half", "device", "what it says"), row(*["---"] * 4))
-            yield from (
-                row(one.id, one.half, one.device, one.headline.replace("|", "\\|")) for one in sorted(of, key=str)
-            )
-    if many := [one for one in everything if one.half == "seeds"]:
-        yield ""
-        yield from (row("one pair on many seeds", "device", "alarms", "most of a limit"), row(*["---"] * 4))
-        yield from (row(one.id, one.device, one.headline.partition(";")[0], share(one)) for one in many)
-    versions = ", ".join(sorted({f"torch {one.torch} at {one.commit}" for one in everything}))
-    yield f"\n{versions}"
-
-
-def source(one: Found) -> str:
-    return "KernelBench" if one.id.startswith("KernelBench") else "workloads"
-
-
-def rates(title: str, found: Sequence[Found], group: Callable[[Found], str]) -> Iterator[str]:
-    yield row(title, "decided", "false alarms", "UNVERIFIED", "NOT_ENGAGED", "UNSUPPORTED", "not run", "median s")
-    yield row("---", *["--:"] * 7)
-    for name in [*sorted({group(one) for one in found}), "all"]:
-        of = [one for one in found if name in ("all", group(one))]
-        decided = [one for one in of if one.decided]
-        verdicts = Counter(one.verdict for one in of if not one.alarm)
-        times = sorted(one.seconds for one in of if one.verdict != SKIPPED)
-        yield row(
-            name,
-            len(decided),
-            rate(sum(one.alarm for one in decided), len(decided)),
-            rate(verdicts["UNVERIFIED"], len(decided)),
-            verdicts["NOT_ENGAGED"],
-            verdicts["UNSUPPORTED"],
-            verdicts[CUT] + verdicts[SKIPPED],
-            times[len(times) // 2] if times else "–",
-        )
-
-
-def rate(count: int, total: int) -> str:
-    return f"{count} ({count / total:.1%})" if total else "–"
-
-
-def share(one: Found) -> str:
-    return "–" if one.used is None else f"{one.used:.0%} ({one.worst})"
-
-
-def row(*cells: object) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
+def records(found: Sequence[Found]) -> dict[str, Record]:
+    """Of all pairs, and of pairs on many seeds; rows name their device."""
+    many = [one for one in found if one.half == "seeds"]
+    parts = {"verdicts": [one for one in found if one not in many], "verdicts.seeds": many}
+    return {name: Record("honest", "", [asdict(one.brief()) for one in rows]) for name, rows in parts.items() if rows}
 
 
 def main() -> None:
@@ -396,6 +307,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="replace what the store has of half a")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="more settings of every comparison")
     parser.add_argument("--list", action="store_true", help="print the pairs, run none")
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="of the page's record")
     asked = parser.parse_args()
     asked.store = asked.store.resolve()
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
@@ -410,8 +322,10 @@ def main() -> None:
             seeds(asked, store)
         elif asked.seconds:
             run(asked, store, Path(scratch))
-    if store.found:
-        print(*tables(store.found), sep="\n")
+    for name, record in records(store.found).items():
+        print(f"\n{record.text()}")
+        if asked.record:
+            keep(record, name, asked.record)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from optexp.pages.record import Record
 from optexp.result import Result
 
 
@@ -28,14 +29,15 @@ T = TypeVar("T", bound=Row)
 
 @dataclass(frozen=True)
 class Kept(Generic[T]):
-    """kind: of the rows"""
+    """path: of a JSON list, which may begin as a copy of a page's record;  kind: of the rows"""
 
     path: Path
     kind: type[T]
 
     def rows(self) -> dict[Hashable, T]:
         """By key; none where there is no file yet."""
-        found = json.loads(self.path.read_text()) if self.path.exists() else ()
+        held = json.loads(self.path.read_text()) if self.path.exists() else []
+        found = held if isinstance(held, list) else Record.read(self.path).rows
         rows = [self.kind(**facts) for facts in found]
         return {row.key: row for row in rows}
 

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/kernelbench.py FOLDER STORE.json [--levels 1 ...] [--only WORD ...] [--time]
         [--strategy fusion|identical] [--seconds 540] [--limit 170] [--reserve 60] [--workers 6] [--large 1.0]
-        [--again VERDICT ...] [-- OVERRIDE ...]
+        [--again VERDICT ...] [--record FOLDER] [-- OVERRIDE ...]
 
 FOLDER is KernelBench's own (https://github.com/ScalingIntelligence/KernelBench), which holds level1, level2 and level3.
 Each file is a job as `python -m optexp workload=module workload.path=FILE verify=only measurement=quick` (--time: it is
@@ -35,6 +35,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+
+from optexp.pages.blocks import keep
+from optexp.pages.machine import of_rows
+from optexp.pages.record import Record
+from optexp.pages.rules import problem_sizes
 
 ROOT = Path(__file__).parents[2]
 GIB = 2**30
@@ -271,6 +276,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--large", type=float, default=1.0)
     parser.add_argument("--time", action="store_true")
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="of the page's record")
     parser.add_argument("--again", nargs="+", default=[])
     options = parser.parse_args(arguments[:at])
     options.folder, options.overrides = options.folder.resolve(), list(arguments[at + 1 :])
@@ -285,6 +291,10 @@ def main() -> None:
     store = Store(options.store.resolve())
     work(options, store)
     print(table(store.found.values()))
+    if options.record:
+        rows = [{key: asdict(outcome)[key] for key in problem_sizes.KEYS} for outcome in store.found.values()]
+        machine = of_rows([outcome.device for outcome in store.found.values()], "cuda")
+        keep(Record("problem_sizes", machine, rows), "kernelbench_level1", options.record)
 
 
 if __name__ == "__main__":

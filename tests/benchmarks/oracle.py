@@ -1,12 +1,13 @@
 """Idle share of a GPU in a trace, by our breakdown and by HolisticTraceAnalysis (`pip install traceinsight`).
 
-    python -m tests.benchmarks.oracle trace.json.gz …
+    python -m tests.benchmarks.oracle trace.json.gz … [--record FOLDER]
 
 That tool counts from the first to the last work of the GPU in the file; so does this comparison.
 """
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import sys
@@ -14,9 +15,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from optexp.pages.blocks import keep
+from optexp.pages.record import Record
 from optexp.profiling import any_trace
 from optexp.profiling.breakdown import breakdown
 from optexp.profiling.intervals import Union
+
+LIMIT = 2.0  # points that both may differ by
 
 
 def ours(path: Path) -> tuple[float, float]:
@@ -57,18 +62,21 @@ def _in_ns(path: Path, copy: Path) -> None:
     copy.write_bytes(gzip.compress(json.dumps(chrome).encode()))
 
 
-def main(paths: Sequence[str]) -> int:
-    worst = 0.0
-    for name in paths:
-        path = Path(name)
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("traces", nargs="+", type=Path)
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="of the page's record")
+    asked, rows = parser.parse_args(arguments), []
+    for path in asked.traces:
         (whole, steps), other = ours(path), theirs(path)
-        if other is None:
-            print(f"{path.name}: not read there")
-            continue
-        worst = max(worst, abs(whole - other))
-        print(f"{path.name}: idle {whole:.2f} % here, {other:.2f} % there (of the steps alone {steps:.2f} %)")
-    print(f"largest difference: {worst:.2f} points")
-    return 0 if worst <= 2 else 1
+        rows.append({"trace": path.name, "ours": round(whole, 3), "theirs": other and round(other, 3)})
+        there = "not read there" if other is None else f"{other:.2f} % there"
+        print(f"{path.name}: idle {whole:.2f} % here, {there} (of the steps alone {steps:.2f} %)")
+    found = Record("idle", "", rows)
+    print(f"\n{found.text()}")
+    if asked.record:
+        keep(found, "why.idle", asked.record)
+    return 0 if all(row["theirs"] is None or abs(row["ours"] - row["theirs"]) <= LIMIT for row in rows) else 1
 
 
 if __name__ == "__main__":

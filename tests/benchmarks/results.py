@@ -1,31 +1,48 @@
-"""Result pages: tables from records, pictures from tables.
+"""Result pages: records from measurements, pages from records, pictures from the pages' tables.
 
-    python tests/benchmarks/results.py study FOLDER ...      studies (multirun/...) into the pages of their names
-    python tests/benchmarks/results.py jobs PAGE FOLDER ...  comparisons (outputs/...) into a page, a row for each
+    python tests/benchmarks/results.py study FOLDER ...      studies (multirun/...), each into the record of its name
+    python tests/benchmarks/results.py jobs NAME FOLDER ...  comparisons (outputs/...), a row for each
+    python tests/benchmarks/results.py readme FOLDER         the comparison that the README shows
+    python tests/benchmarks/results.py judged FILE.jsonl     lines of python -m optexp.judge
+    python tests/benchmarks/results.py tests FOLDER          groups of tests, as everything.py runs them
+    python tests/benchmarks/results.py put RECORD ...        records from elsewhere, into data/ and their pages
     python tests/benchmarks/results.py plot                  the pictures, from the tables that the pages hold
 
-A page holds machine and table between two marks; the text around them stays.
+NAME is PAGE or PAGE.BLOCK. `--record FOLDER` writes the record there, and changes no page.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
+import shutil
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
+import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
+from optexp.pages import jobs
+from optexp.pages.blocks import blocks, keep
+from optexp.pages.machine import here, sentence
+from optexp.pages.record import MEASURED, Record
+from optexp.pages.rules import kernelbench
 from optexp.result import Result
-from optexp.support.units import at_least, microseconds, ratio
-from optexp.sweeps.study import STEP, Study, completed, points
-from optexp.sweeps.study_table import table
+from optexp.sweeps.study import STEP, Study
 
 PAGES = Path(__file__).parents[2] / "experiments" / "results"
-MARKS = ("<!-- measured -->", "<!-- /measured -->")
+DATA = PAGES / "data"
+SETTINGS = ("measurement", "profile.", "verify=", "replay=")  # of how a job is measured
+UNSAID = ("hydra", "tracking", "environment")  # overrides that change no figure
+OUTCOMES = {"failure": "failed", "error": "failed", "skipped": "skipped"}  # of a test in JUnit's XML
 UNITS = {"µs": 1.0, "ms": 1e3, "s": 1e6, "GFLOP/s": 1e-3, "TFLOP/s": 1.0, "×": 1.0, "": 1.0}
 
 
@@ -60,8 +77,8 @@ def number(cell: str) -> float | None:
 
 
 def cells(page: str) -> list[dict[str, str]]:
-    """The rows between a page's marks, by heading."""
-    lines = [line for line in page.partition(MARKS[0])[2].partition(MARKS[1])[0].splitlines() if line.startswith("|")]
+    """The rows of a page's first block, by heading."""
+    lines = [line for line in blocks(page)[MEASURED].splitlines() if line.startswith("|")]
     heads, _, *rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
     return [dict(zip(heads, row, strict=True)) for row in rows]
 
@@ -92,81 +109,151 @@ def draw(chart: Chart, rows: Sequence[Mapping[str, str]], path: Path) -> None:
         figure.savefig(path, metadata={"Date": None})
 
 
-def provenance(result: Result) -> str:
-    """Machine, versions and command of a record, in one sentence."""
-    facts = result.environment
-    device = facts.get("gpu") or facts.get("cpu") or result.device
-    versions = (f"{name} {facts[name]}" for name in ("python", "torch", "triton") if facts.get(name))
-    driver = f"driver {facts.get('driver') or 'not recorded'}" if facts.get("gpu") else ""
-    return f"{'; '.join(filter(None, (str(device), driver, ', '.join(versions))))}."
+# --- records -----------------------------------------------------------------------------------------------------
 
 
-def block(heads: Sequence[str], rows: Sequence[Sequence[str]], result: Result) -> str:
-    """Machine and table, as they stand between the marks."""
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (heads, *rows)]
-    lines.insert(1, "|" + "---|" * len(heads))
-    return "\n".join([f"**Machine.** {provenance(result)}", "", *lines])
-
-
-def compared(folders: Sequence[Path]) -> str:
-    """A row for each comparison: command, both times, the interval, and how many processes it rests on."""
-    found = [(folder, Result.read(folder / "result.json")) for folder in folders]
-    heads = ["command", "verdict", "baseline", "candidate", "at least", "estimate", "interval", "processes"]
-    rows = []
-    for folder, result in found:
-        overrides = OmegaConf.load(folder / ".hydra" / "overrides.yaml")
-        typed = " ".join(str(word).removeprefix("++") for word in overrides)
-        times = [microseconds(arm.step_us) if arm.step_us else "" for arm in (result.baseline, result.candidate)]
-        cells = [f"`{typed}`", str(result.verdict), *times]
-        if speedup := result.speedup:
-            interval = f"{speedup.low:.3g} to {speedup.high:.3g}"
-            cells += [f"{at_least(speedup.low)}×", ratio(speedup.estimate), interval, str(speedup.processes)]
-        rows.append([*cells, *[""] * (len(heads) - len(cells))])
-    return block(heads, rows, found[0][1])
-
-
-def measured(folder: Path) -> tuple[str, str]:
-    """A study's name, and its table with provenance, from the records of its jobs."""
-    jobs = sorted(path.parent for path in folder.rglob("result.json") if (path.parent / ".hydra").is_dir())
-    if not jobs:
+def study(folder: Path) -> tuple[str, Record]:
+    """A study's name, and the record of its jobs."""
+    jobs_found = [job for job in folders(folder) if (job / ".hydra").is_dir()]
+    if not jobs_found:
         sys.exit(f"{folder} holds no record of a job: name a study's folder, as multirun/2026-01-31/12-00-00")
-    configs = [OmegaConf.load(job / ".hydra" / "config.yaml") for job in jobs]
+    configs = [OmegaConf.load(job / ".hydra" / "config.yaml") for job in jobs_found]
     steps = [str(OmegaConf.select(config, STEP) or "") for config in configs]
-    finished = list(zip(map(Result.read, (job / "result.json" for job in jobs)), steps, strict=True))
     assert isinstance(configs[0], DictConfig)
-    study = Study.of(configs[0])
-    if study is None:
+    asked = Study.of(configs[0])
+    if asked is None:
         sys.exit(f"{folder} is no study: run one by experiments=")
-    study = completed(study, finished)
-    heads, rows = table(study, points(study, finished))
-    hydra = OmegaConf.load(jobs[0] / ".hydra" / "hydra.yaml")
+    rows = [jobs.row(job, step=step) for job, step in zip(jobs_found, steps, strict=True)]
+    settings = shared([typed(job) for job in jobs_found])
+    hydra = OmegaConf.load(jobs_found[0] / ".hydra" / "hydra.yaml")
     name = str(OmegaConf.select(hydra, "hydra.runtime.choices.experiments"))
-    return name, block(heads, rows, finished[0][0])
+    return name, Record(
+        "study", machine(jobs_found[0], settings), rows, {"study": {**asdict(asked), "steps": {}, "step": None}}
+    )
 
 
-def put(page: str, content: str) -> str:
-    """A page with other content between its marks."""
-    before, _, rest = page.partition(MARKS[0])
-    return f"{before}{MARKS[0]}\n{content}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}"
+def compared(of: Sequence[Path]) -> Record:
+    """A row for each comparison, those of a sweep's folder one after the other."""
+    found = [job for folder in of for job in folders(folder) if typed(job)]
+    if not found:
+        sys.exit(f"{of[0]} holds no record of a comparison")
+    commands = [typed(folder) for folder in found]
+    settings = shared(commands) if len(found) > 1 else []
+    own = [" ".join(word for word in words if word not in settings) for words in commands]
+    rows = [jobs.row(folder, words) for folder, words in zip(found, own, strict=True)]
+    return Record("comparisons", machine(found[0], settings), rows)
 
 
-def write(name: str, content: str) -> None:
-    """Into a page that may be new."""
-    path = PAGES / f"{name}.md"
-    page = path.read_text() if path.exists() else f"# {name}\n\n{MARKS[0]}\n{MARKS[1]}\n"
-    path.write_text(put(page, content))
-    print(path)
+def shown(folder: Path) -> Record:
+    """All that the terminal shows of one comparison, for the README."""
+    options = {"typed": " ".join(typed(folder))}
+    record = Record("terminal", "", [jobs.whole(folder)], options)
+    read = Record("terminal", "", [json.loads((folder / "result.json").read_text())], options)
+    assert record.text() == read.text(), "the record leaves out what the terminal shows"
+    return record
+
+
+def judged(path: Path) -> Record:
+    """Lines of the judge, with what their table shows."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [{key: line[key] for key in kernelbench.KEYS} for line in lines]
+    return Record("kernelbench", sentence(lines[0]["versions"]), rows)
+
+
+def tested(folder: Path) -> Record:
+    """Groups of tests whose outcomes are in FOLDER/tests_*.xml, and how each ended in its log."""
+    rows = []
+    for path in sorted(folder.glob("tests_*.xml")):
+        cases = [case for suite in ElementTree.parse(path).getroot() for case in suite if case.tag == "testcase"]
+        outcomes = [next((child.tag for child in case if child.tag in OUTCOMES), "passed") for case in cases]
+        failed = [case for case, outcome in zip(cases, outcomes, strict=True) if OUTCOMES.get(outcome) == "failed"]
+        counts = Counter(OUTCOMES.get(outcome, outcome) for outcome in outcomes)
+        rows.append({
+            "group": path.stem.removeprefix("tests_"),
+            "outcomes": dict(counts),
+            "failures": [f"{case.get('classname')}.{case.get('name')}" for case in failed],
+            "seconds": sum(float(case.get("time", 0.0)) for case in cases),
+            "ended": path.with_suffix(".log").read_text().rstrip().rpartition("\n")[2],
+            "commit": commit(),
+        })  # fmt: skip
+    return Record("groups_of_tests", here("cuda" if torch.cuda.is_available() else "cpu"), rows)
+
+
+def folders(folder: Path) -> list[Path]:
+    """Folders of comparisons, in the order of their numbers: 2 before 10."""
+    return sorted((path.parent for path in folder.rglob("result.json")), key=numbered)
+
+
+def numbered(path: Path) -> list[tuple[int, str]]:
+    """Its parts, as numbers where they are."""
+    return [(int(part) if part.isdecimal() else 0, part) for part in path.parts]
+
+
+def typed(folder: Path) -> list[str]:
+    """The overrides of a comparison as they were typed; none where the folder is none."""
+    path = folder / ".hydra" / "overrides.yaml"
+    words = [str(word).removeprefix("++") for word in OmegaConf.load(path)] if path.is_file() else []
+    return [word for word in words if word.partition(".")[0] not in UNSAID]
+
+
+def shared(commands: Sequence[Sequence[str]]) -> list[str]:
+    """Settings of the measurement that all commands have: they are said once."""
+    return [word for word in commands[0] if word.startswith(SETTINGS) and all(word in words for words in commands)]
+
+
+def machine(folder: Path, settings: Sequence[str]) -> str:
+    """Machine, preset and settings of a comparison."""
+    result = Result.read(folder / "result.json")
+    preset = f"measurement={result.config.get('measurement')}"
+    said = " ".join([preset, *(word for word in settings if word != preset)])
+    return f"{sentence(result.environment)} `{said}`."
+
+
+def commit() -> str:
+    told = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=PAGES, capture_output=True, text=True)
+    return told.stdout.strip()
 
 
 def main() -> None:
-    command, *rest = sys.argv[1:] or ["help"]
-    if command == "study" and rest:
-        for name, content in map(measured, map(Path, rest)):
-            write(name, content)
-    elif command == "jobs" and len(rest) > 1:
-        write(rest[0], compared([Path(folder) for folder in rest[1:]]))
-    elif command != "plot":
-        sys.exit(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("study", "jobs", "readme", "judged", "tests", "put", "plot"))
+    parser.add_argument("what", nargs="*")
+    parser.add_argument("--record", type=Path, default=DATA, metavar="FOLDER")
+    asked = parser.parse_args()
+    paths = [Path(word).resolve() for word in asked.what]
+    if asked.command == "plot":
+        plot()
+        return
+    if not paths or (asked.command == "jobs" and len(paths) < 2):
+        parser.error(f"{asked.command}: name what to read")
+    for name, record in found(asked.command, asked.what, paths):
+        print(keep(record, name, asked.record))
+    if asked.record == DATA:
+        plot()
+
+
+def found(command: str, words: Sequence[str], paths: Sequence[Path]) -> Iterator[tuple[str, Record]]:
+    """Name and record of each block."""
+    if command == "study":
+        yield from map(study, paths)
+    elif command == "jobs":
+        yield words[0], compared(paths[1:])
+    elif command == "put":
+        elsewhere = [path for path in paths if path.parent != DATA]
+        for picture in {found for path in elsewhere for found in (path.parents[1] / "plots").glob("*.svg")}:
+            shutil.copy(picture, PAGES / "plots")
+        yield from ((path.name.removesuffix(".json"), Record.read(path)) for path in paths)
+    else:
+        name, read = SINGLE[command]
+        yield name, read(paths[0])
+
+
+SINGLE: Mapping[str, tuple[str, Callable[[Path], Record]]] = {
+    "readme": ("README", shown), "judged": ("kernelbench", judged), "tests": ("gpu_tests", tested),
+}  # fmt: skip
+
+
+def plot() -> None:
     for name, chart in CHARTS.items():
         draw(chart, cells((PAGES / f"{name}.md").read_text()), PAGES / "plots" / f"{name}.svg")
 

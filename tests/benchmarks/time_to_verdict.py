@@ -1,22 +1,27 @@
 """How long a verdict takes, and where that time goes.
 
-    python tests/benchmarks/time_to_verdict.py [override ...]     (default: workload=mlp strategy=cuda_graph)
+    python tests/benchmarks/time_to_verdict.py [override ...] [--record FOLDER]
+
+Without overrides: workload=mlp strategy=cuda_graph.
 
 Runs the command once to fill the caches and once more for each preset, and prints the phases side by side.
 """
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from optexp.pages.blocks import keep
+from optexp.pages.machine import sentence
+from optexp.pages.record import Record
 from optexp.result import Result
 
 PRESETS = ("default", "quick")
-PHASES = ("import", "arms", "verification", "profile", "measurement", "record", "tracking")
 
 
 def run(overrides: list[str], folder: Path) -> tuple[Result, float]:
@@ -31,19 +36,28 @@ def run(overrides: list[str], folder: Path) -> tuple[Result, float]:
 
 
 def main() -> None:
-    overrides = sys.argv[1:] or ["workload=mlp", "strategy=cuda_graph"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", default=["workload=mlp", "strategy=cuda_graph"])
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="of the page's record")
+    asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        run([*overrides, "measurement=quick"], Path(scratch) / "warm")
-        rows = [(preset, *run([*overrides, f"measurement={preset}"], Path(scratch) / preset)) for preset in PRESETS]
-    print(" ".join(overrides), f"on {rows[0][1].environment.get('gpu') or rows[0][1].environment.get('cpu')}")
-    print(f"{'seconds':<14}" + "".join(f"{preset:>10}" for preset, _, _ in rows))
-    for phase in PHASES:
-        print(f"{phase:<14}" + "".join(f"{r.seconds.get(phase, 0.0):>10.2f}" for _, r, _ in rows))
-    print(f"{'command':<14}" + "".join(f"{wall:>10.2f}" for _, _, wall in rows))
-    shares = [1 - r.seconds.get("measurement", 0.0) / wall for _, r, wall in rows]
-    print(f"{'not measuring':<14}" + "".join(f"{share:>10.0%}" for share in shares))
-    for preset, result, _ in rows:
-        print(f"{preset}: {result.headline}")
+        run([*asked.overrides, "measurement=quick"], Path(scratch) / "warm")
+        found = [
+            (preset, *run([*asked.overrides, f"measurement={preset}"], Path(scratch) / preset)) for preset in PRESETS
+        ]
+    rows = [
+        {
+            "preset": preset,
+            "processes": result.speedup.processes if result.speedup else 0,
+            "seconds": result.seconds,
+            "wall_s": wall,
+        }
+        for preset, result, wall in found
+    ]
+    record = Record("phases", sentence(found[0][1].environment), rows)
+    print(record.text(), *(result.headline for _, result, _ in found), sep="\n\n")
+    if asked.record:
+        keep(record, "time_to_verdict", asked.record)
 
 
 if __name__ == "__main__":

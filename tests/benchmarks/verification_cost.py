@@ -1,11 +1,11 @@
 """What verification of large tensors costs on a GPU, and where: copies between processes, gates, the whole.
 
-python tests/benchmarks/verification_cost.py [side]     (default 16384: tensors of 1 GiB)
+python tests/benchmarks/verification_cost.py [side] [--record FOLDER]     (default 16384: tensors of 1 GiB)
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,14 +18,14 @@ from optexp.equivalence.gates import Yardstick, structure
 from optexp.equivalence.mutants import Subject, lower_precision, scaled
 from optexp.equivalence.poison import poison
 from optexp.equivalence.tensor_math import error, histogram, identical, rms
+from optexp.pages.blocks import keep
+from optexp.pages.machine import sentence
+from optexp.pages.record import Record
 from optexp.support.tolerances import TOLERANCES
 from optexp.workers.transfer import Inbox, Outbox
 
-# What a user asks for: all of a quick comparison, and the longest verification.
-WHOLE = {
-    "quick": ["measurement=quick"],
-    "default, nothing timed": ["measurement=default", "verify=only"],
-}
+# All of a quick comparison, and the longest verification.
+WHOLE = ("measurement=quick", "verify=only")
 
 
 def parts(side: int) -> None:
@@ -72,20 +72,29 @@ def seconds(work: Callable[[], object]) -> float:
     return time.monotonic() - begin
 
 
-def whole(side: int) -> None:
+def whole(side: int) -> Record:
     """Comparisons in which nothing has to be compiled."""
-    for name, overrides in WHOLE.items():
-        asked = ["workload=gelu", f"workload.size={side}", "strategy=inplace", "tracking.enabled=false", *overrides]
+    rows, result = [], None
+    for typed in WHOLE:
+        asked = ["workload=gelu", f"workload.size={side}", "strategy=inplace", "tracking.enabled=false", *typed.split()]
         with tempfile.TemporaryDirectory() as folder:
-            result, wall = run(asked, Path(folder) / "job")
-        verification = result.seconds.get("verification", 0.0)
+            result, wall_s = run(asked, Path(folder) / "job")
         known = result.equivalence.seconds if result.equivalence else {}
-        print(f"{name}: {result.verdict}, {wall:.1f} s, verification {verification:.2f} s:")
-        print("  ".join(f"{part} {s:.2f}" for part, s in {**known, "rest": verification - sum(known.values())}.items()))
+        verification_s = result.seconds.get("verification", 0.0)
+        facts = {"command": typed, "verdict": str(result.verdict), "seconds": known}
+        rows.append({**facts, "verification_s": verification_s, "wall_s": wall_s})
+    assert result is not None
+    return Record("verification_cost", sentence(result.environment), rows)
 
 
 if __name__ == "__main__":
-    asked = int(sys.argv[1]) if len(sys.argv) > 1 else 16384
-    parts(asked)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("side", nargs="?", type=int, default=16384)
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="of the page's record")
+    options = parser.parse_args()
+    parts(options.side)
     torch.cuda.empty_cache()
-    whole(asked)
+    found = whole(options.side)
+    print(found.text())
+    if options.record:
+        keep(found, "time_to_verdict.verification", options.record)

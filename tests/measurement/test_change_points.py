@@ -9,6 +9,7 @@ import pytest
 
 from optexp.errors import ConfigError
 from optexp.measurement import change_points
+from optexp.pages.rules import detections
 from tests.benchmarks import change_points as benchmark
 
 
@@ -24,7 +25,7 @@ def test_a_step_is_found_where_it_is(size: float, noise: float) -> None:
         value * (1 + size if n >= 40 else 1) for n, value in enumerate(benchmark.series(random, 80, noise, 0).values)
     ]
     (found,) = change_points.steps(values)
-    assert abs(found.index - 40) <= benchmark.TOLERANCE
+    assert abs(found.index - 40) <= detections.TOLERANCE
     assert found.change == pytest.approx(size, abs=1.5 * noise)
 
 
@@ -59,8 +60,8 @@ def test_without_ruptures_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_detectors_are_scored() -> None:
     """A second alarm of one step is false, and one too far away as well."""
-    count = benchmark.Count()
-    count.add(benchmark.Case([], {50: 0.1, 90: -0.05}), [49, 52, 94])
+    count = detections.Count()
+    count.add({50: 0.1, 90: -0.05}, [49, 52, 94])
     assert (count.hits, count.precision, count.recall) == (1, pytest.approx(1 / 3), 0.5)
     assert count.found == {0.1: [True], 0.05: [False]}
     stepped = [100.0 + n % 3 for n in range(30)] + [120.0 + n % 3 for n in range(30)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -14,8 +13,6 @@ from optexp.kernelkit.benchmark.rows import COLUMNS, HostCost, Row, shown
 from optexp.kernelkit.kernel import Kernel
 from optexp.records.profile import Calibration
 
-MARKS = ("<!-- kernels: begin -->", "<!-- kernels: end -->")
-
 
 def line(row: Row) -> str:
     """One row, for the terminal."""
@@ -26,8 +23,8 @@ def line(row: Row) -> str:
     return f"{row.name}: {times} µs; ours {ratios}{goal}"
 
 
-def report(rows: Sequence[Row], costs: Sequence[HostCost], ceilings: Calibration) -> str:
-    """The tables of device and host times, as Markdown."""
+def report(rows: Sequence[Row], costs: Sequence[HostCost], ceilings: Calibration, version: str) -> str:
+    """The tables of device and host times, as Markdown. version: of torch"""
     columns = [name for name in COLUMNS if any(row.us.get(name) is not None for row in rows)]
     head = ["kernel, shape, dtype", "pass", "L2", *map(shown, columns), "ours / lower bound", "goal", "GB/s"]
     body = [
@@ -45,7 +42,7 @@ def report(rows: Sequence[Row], costs: Sequence[HostCost], ceilings: Calibration
     rate = f"{ceilings.bandwidth / 1e12:.2f} TB/s copied, " + ", ".join(
         f"{flops / 1e12:.0f} TFLOP/s in {dtype}" for dtype, flops in ceilings.matrix.items()
     )
-    text = f"{ceilings.device}, torch {torch.__version__}; measured ceilings: {rate}. µs a call, medians, one run.\n\n"
+    text = f"{ceilings.device}, torch {version}; measured ceilings: {rate}. µs a call, medians, one run.\n\n"
     text += table(head, body)
     if costs:
         lines = [[f"{cost.kernel} {cost.shape}", *(f"{us:.1f}" for us in cost.by_column().values())] for cost in costs]
@@ -62,22 +59,6 @@ def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 def _number(us: float | None) -> str:
     return "" if us is None else f"{us:.3g}" if us < 1000 else f"{us:.0f}"
-
-
-def put_into(path: Path, text: str, plots: Sequence[Path] = ()) -> None:
-    """Replace the text between the marks in a file, or append it; plots go into a folder beside the file."""
-    if plots:
-        folder = path.parent / "plots"
-        folder.mkdir(exist_ok=True)
-        text += "\nOver size, bfloat16, cold:\n\n"
-        for plot in plots:
-            shutil.copy(plot, folder)
-            text += f"![{plot.stem}](plots/{plot.name})\n"
-    old = path.read_text() if path.exists() else ""
-    before, begin, rest = old.partition(MARKS[0])
-    after = rest.partition(MARKS[1])[2] if begin else "\n"
-    before = before if begin or not before else before.rstrip("\n") + "\n\n"
-    path.write_text(f"{before}{MARKS[0]}\n{text}{MARKS[1]}{after}")
 
 
 def draw(kernel: Kernel, rows: Sequence[Row], ceilings: Calibration, path: Path) -> None:
