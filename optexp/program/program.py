@@ -34,6 +34,10 @@ class StepState(Protocol):
         """A copy of the state."""
         ...
 
+    def tensors(self) -> list[Tensor]:
+        """Tensors that the state holds now, no copies."""
+        ...
+
     def write(self, remembered: Remembered) -> None:
         """Restore the state in place."""
         ...
@@ -200,6 +204,11 @@ class Program:
                 if isinstance(value, Tensor):
                     tensors[f"scaler/{key[1:]}"] = read(value)
         return tensors
+
+    def python_tensors(self) -> list[Tensor]:
+        """Tensors that Python state holds now: a hidden state of a step's own, a cache in a model's attribute."""
+        held = self.step_state.tensors() if self.step_state is not None else []
+        return [*held, *(self.keeps.held() if self.keeps is not None else ())]
 
     @torch.no_grad()
     def put(self, values: Mapping[str, Tensor]) -> None:

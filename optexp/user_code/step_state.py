@@ -106,6 +106,11 @@ class TrackedStepState:
                 self._lose(name, error)
         return found
 
+    def tensors(self) -> list[Tensor]:
+        """Tensors of variables that were there before the first call. What calls make, as a loss, is no state."""
+        values = [slot.read() for slot in self.slots.values() if slot.held is not MISSING]
+        return [leaf for leaf in tree_flatten(values)[0] if isinstance(leaf, Tensor)]
+
     def write(self, remembered: Remembered) -> None:
         for name in remembered.keys() & self.slots.keys():
             slot, value = self.slots[name], remembered[name]

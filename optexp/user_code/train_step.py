@@ -138,9 +138,10 @@ class TrainStep:
 
     def _not_one(self, steps: int) -> str:
         how = ", in replays of CUDA graphs too," if self.replays else ""
+        by_hand = "" if steps else "; a step that updates parameters by hand needs a file without get_optimizer()"
         return (
             f"train_step called optimizer.step(){how} {steps} times: a call must be one whole optimizer step"
-            " (accumulate over parts of the batch inside it)"
+            f" (accumulate over parts of the batch inside it{by_hand})"
         )
 
     def _begin(self, program: Program, optimizer: Optimizer) -> None:
@@ -263,10 +264,19 @@ class Optimizer:
             handle.remove()
 
     def take_others(self) -> None:
-        """Count the steps of other optimizers as one step, if there were any."""
+        """Count the steps of other optimizers, or an update by hand, as one step, if there were any.
+
+        An update by hand takes the gradients that it leaves. Zeros that it leaves are cleared gradients.
+        """
         if self.others:
             self.steps += 1
             self.taken = [self.others.get(id(parameter)) for parameter in self.parameters]
+        elif isinstance(self.optimizer, NotCalled) and self.optimizer.by_hand and not self.steps:
+            self.steps += 1
+            if not any(_has_value(p.grad) for p in self.left if p.grad is not None):
+                for parameter in self.parameters:
+                    parameter.grad = None
+            self.taken = [parameter.grad for parameter in self.parameters]
 
     @property
     def left(self) -> list[torch.nn.Parameter]:
