@@ -11,6 +11,7 @@ import torch
 
 from optexp.equivalence.effects import optional, title
 from optexp.equivalence.fp64_quantities import quantities, updates
+from optexp.equivalence.fp64_variants import is_smooth
 from optexp.equivalence.gates import Yardstick
 from optexp.equivalence.hyperparameters import bias_correction_error
 from optexp.equivalence.input_families import nonfinite
@@ -121,7 +122,8 @@ def _measure(inputs: InputSet, run: BaselineObservation) -> None:
             _require_numbers(inputs, quantity)
     if first:
         _allow_rounded_hyperparameters(inputs, run, exact)
-        for name in others.get(step, {}):
+        smooth = is_smooth(inputs.fp64, step, inputs.fp64.start_of(step, seen))
+        for name in others.get(step, {}) if not smooth else ():
             here.allow_share(exact[f"change/{name}"], SIGNS, LARGEST)
         here.has_rounded = True  # further runs of the step would add their scatter, and nothing else
     if unjudged and not skipped(seen):

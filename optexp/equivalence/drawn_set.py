@@ -68,12 +68,14 @@ class Fp64Results:
     golden:        of each step from the initial state, which all arms share
     update_inputs: of the last run of each step
     zeros, terms:  see `optexp.equivalence.gradient_terms`; None before the first use
+    smooth:        see `optexp.equivalence.fp64_variants.is_smooth`; None before the first use
     """
 
     golden: dict[int, Observation] = field(default_factory=dict)
     update_inputs: UpdateInputs = field(default_factory=UpdateInputs)
     zeros: Mapping[str, float] | None = None
     terms: Mapping[str, float] | None = None
+    smooth: bool | None = None
 
     def forget_large(self) -> None:
         """Give back large results: one step's at a time is all that fits."""

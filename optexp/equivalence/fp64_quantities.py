@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from optexp.equivalence.effects import title
 from optexp.equivalence.fp64_reference import before
+from optexp.equivalence.fp64_variants import is_smooth
 from optexp.equivalence.gates import PRECISION_CAP, Limits
 from optexp.equivalence.gradient_terms import zeros
 from optexp.equivalence.hyperparameters import in_float32
@@ -85,8 +87,9 @@ def updates(inputs: InputSet, step: int, seen: Observation, rounded: bool = Fals
 
     rounded: the fp64 optimizer has its hyperparameters rounded to float32
     """
+    smooth = is_smooth(inputs.fp64, step, inputs.fp64.start_of(step, seen))
     _take_optimizer_step(inputs, step, seen, rounded)
-    yield from _optimizer_state(inputs, step, seen)
+    yield from _optimizer_state(inputs, step, seen, smooth)
     yield from _learning_rates(inputs, step, seen)
 
 
@@ -125,8 +128,11 @@ def _take_optimizer_step(inputs: InputSet, step: int, seen: Observation, rounded
         optimizer.step()
 
 
-def _optimizer_state(inputs: InputSet, step: int, seen: Observation) -> Iterator[Quantity]:
-    """Parameter changes, and everything else in the state of the fp64 program but buffers."""
+def _optimizer_state(inputs: InputSet, step: int, seen: Observation, smooth: bool) -> Iterator[Quantity]:
+    """Parameter changes, and everything else in the state of the fp64 program but buffers.
+
+    smooth: changes follow gradients, and are judged as these are
+    """
     fp64, own = inputs.fp64, before(seen)
     others = fp64.results.update_inputs.others.get(step, {})
     for name, reference in fp64.program.state().items():
@@ -138,6 +144,8 @@ def _optimizer_state(inputs: InputSet, step: int, seen: Observation) -> Iterator
         if name.startswith("param/"):  # however small the change is beside the stored value
             start, change = own[name].to(torch.float64), name.replace("param/", "change/", 1)
             reference = reference + others.get(name.removeprefix("param/"), 0.0)
+            if smooth:
+                limits = replace(limits, gradient=True, scarce=wide.numel() < SCARCE)
             yield Quantity(change, wide - start, reference - start, limits, stored=stored)
         else:
             yield Quantity(name, wide, reference.clone(), limits, stored=stored)

@@ -16,8 +16,8 @@ from optexp.user_code.train_step import TrainStep
 def steps_alone(program: Program, batch: Batch) -> bool:
     """Whether a call of the program's `TrainStep` updates the model without the program's optimizer, a `NotCalled`.
 
-    The `NotCalled` learns whether other optimizers did, or assignments. An error of the user's code is left to the first
-    real step.
+    The `NotCalled` learns whether other optimizers did, or assignments. An error of the user's code is left to the
+    first real step.
     """
     step = program.step
     assert isinstance(step, TrainStep)
