@@ -73,6 +73,8 @@ OTHERS = (
     " hold them in the model, or define train_step(model, batch, optimizer)"
 )
 
+CONVERTED = " (dtype=)"  # ends notes on parameters and inputs whose precision the setting overrides
+
 
 @dataclass
 class UserWorkload(Workload):
@@ -157,7 +159,8 @@ class UserWorkload(Workload):
         return "its loader" if self.parts.loader is not None else "its inputs"
 
     def first_call(self, model: nn.Module, batch: Batch) -> AbstractContextManager[None]:
-        return naming_inputs(model, batch, self.inputs_key)
+        converted = [remark for remark in self.remarks if remark.endswith(CONVERTED)]
+        return naming_inputs(model, batch, self.inputs_key, converted)
 
     def notes(self) -> list[str]:
         return list(dict.fromkeys(self.remarks))
@@ -328,4 +331,4 @@ class UserWorkload(Workload):
         found = {t.dtype for t in tensors if t.is_floating_point()} - {dtype, torch.float32}
         if found:
             names = ", ".join(sorted(dtype_name(other) for other in found))
-            self.remarks.append(f"{what} in {names} became {dtype_name(dtype)} (dtype=)")
+            self.remarks.append(f"{what} in {names} became {dtype_name(dtype)}{CONVERTED}")
