@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from optexp.equivalence.fp64_reference import Fp64Reference
+from optexp.equivalence.input_families import ONE_BY_ONE
+from optexp.equivalence.live_inputs import dead_inputs
+from optexp.errors import NoReference
 from optexp.program import Program, Snapshot
 from optexp.strategies.amp import Amp
 from optexp.strategy import REASSOCIATES, precision
@@ -200,3 +205,25 @@ def test_a_step_that_draws_random_numbers_is_verified(check, right: str, wrong: 
         made = Module(path=workload.path, mode="train")
         made.build(CPU, torch.float32, 0)
         assert any("draws random numbers" in note for note in made.notes())
+
+
+REPLAY = """
+memory = [(torch.zeros(16, 32), torch.zeros(16, dtype=torch.int64))]
+def get_optimizer(params): return torch.optim.SGD(params, lr=0.1)
+def train_step(model, batch, optimizer):
+    x, y = memory[-1]
+    memory.append(tuple(batch))
+    loss = nn.functional.cross_entropy(model(x.to(model[0].weight.dtype)), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+
+
+def test_inputs_that_only_later_steps_read_matter(tmp_path):
+    for text, read in ((REPLAY, True), (REPLAY.replace("memory[-1]", "memory[0]"), False)):
+        fp64 = Fp64Reference(written(tmp_path, text), CPU, torch.float32, 0)
+        fp64.draw(1, 3, ONE_BY_ONE)
+        with nullcontext() if read else pytest.raises(NoReference, match="depends on no input"):
+            assert dead_inputs(fp64) == []
