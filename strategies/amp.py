@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from optexp.records.profile import Calibration
 
 FAILED, ADVICE = "model and loss do not run under autocast", "cast what fails to float32 there, or leave amp out"
+MODEL_FAILED = "the model does not run under autocast"
 STEP_FAILED = "train_step does not run where only the model's own call is under autocast"
 STEP_ADVICE = "call parts of the model inside its forward, or cast in train_step what they are given"
 
@@ -95,8 +96,9 @@ class Amp(Strategy):
         batch = to_device(program.feed.next(), device)
         probe = OperationsIn(dtype)  # as traces show no operations inside compiled regions or graphs
         if program.loss is None and program.optimizer is not None:  # a user's own step, which calls the model itself
+            forward = inside(probe, refused(optimized.call))
             with refusing(STEP_FAILED, STEP_ADVICE), preserved(program):
-                optimized.step(replace(optimized, forward=inside(probe, optimized.call)), batch)
+                optimized.step(replace(optimized, forward=forward), batch)
         else:
             with refusing(FAILED, ADVICE), preserved(program), torch.set_grad_enabled(program.trains):
                 with probe:
@@ -136,6 +138,20 @@ def under_autocast(call: Callable[..., Any], device: torch.device, dtype: torch.
             return call(*args, **kwargs)
 
     return autocast
+
+
+def refused(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same call of a model, whose errors are not those of a step around it.
+
+    Raises:
+        Unsupported: The call failed.
+    """
+
+    def tried(*args: Any, **kwargs: Any) -> Any:
+        with refusing(MODEL_FAILED, ADVICE):
+            return call(*args, **kwargs)
+
+    return tried
 
 
 def inside(mode: TorchDispatchMode, call: Callable[..., Any]) -> Callable[..., Any]:
