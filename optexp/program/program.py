@@ -150,6 +150,10 @@ class Program:
         args, kwargs = self.arguments(batch)
         return self.call(*args, **kwargs)
 
+    def rehearse(self, batch: Batch) -> None:
+        """Run the model once, as a step does, for a strategy to see its operators."""
+        self.predict(batch)
+
     def arguments(self, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments of the model; a batch's keys that are numbers are positions."""
         if not self.constants and not isinstance(batch, Mapping):

@@ -21,6 +21,13 @@ class OwnProgram(Program):
     layout: Layout | None = field(default=None, compare=False)
     called_with: Arguments | None = field(default=None, compare=False)
 
+    def rehearse(self, batch: Batch) -> None:
+        """A step of the user's that calls parts of the model alone, as of a generator and its critic, runs whole."""
+        if self.own_step and self.called_with is None:
+            self.step(self, batch)
+        else:
+            self.predict(batch)
+
     def arguments(self, batch: Batch) -> Arguments:
         """Arguments of the model, the entries of a nested batch included."""
         if self.called_with is not None:
