@@ -314,6 +314,34 @@ def test_a_loader_is_part_of_the_work(tmp_path: Path) -> None:
     program.feed.pause()
 
 
+PATHS = """
+from torch.utils.data import DataLoader
+Model = lambda: nn.Linear(3, 2)
+def get_loader(): return DataLoader([(torch.randn(3), i % 2, f"{i}.png") for i in range(8)], batch_size=4)
+def get_optimizer(params): return torch.optim.SGD(params, lr=0.1)
+"""
+LOSS_OF_PATHS = """
+def loss(outputs, batch):
+    images, labels, paths = batch
+    return nn.functional.cross_entropy(outputs, labels) * len(paths[0])
+"""
+STEP_OF_PATHS = """
+def train_step(model, batch, optimizer):
+    found = loss(model(batch[0]), batch)
+    found.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return found
+"""
+
+
+@pytest.mark.parametrize("text", [LOSS_OF_PATHS, LOSS_OF_PATHS + STEP_OF_PATHS], ids=["loss", "step"])
+def test_texts_beside_tensors_stay_in_a_loaders_batch(text: str, tmp_path: Path) -> None:
+    program = ready(written(tmp_path, PATHS + text, mode="train"))
+    assert program.run()["loss"] > 0
+    assert program.feed.next().keys() == {"0", "1"}
+
+
 def test_batches_of_anything_that_can_be_iterated(tmp_path: Path) -> None:
     text = "Model = nn.Linear(3, 2)\ndef get_loader():\n    yield torch.randn(4, 3), torch.randint(2, (4,))\n"
     program = ready(written(tmp_path, text, mode="train", loss="CrossEntropyLoss"))
@@ -362,7 +390,6 @@ def test_a_training_step_of_ones_own(tmp_path: Path) -> None:
         ("class A(nn.Module): pass\nclass B(A): pass", r"workload.names.model=A \(allowed: A, B\)"),
         ("Model = nn.Tanh", r"neither get_inputs\(\) nor get_loader\(\)"),
         ("Model = nn.Tanh\ndef get_inputs(): return ['a']", "a list of str: there is no tensor"),
-        ("Model = nn.Tanh\ndef get_loader(): return [(torch.ones(1), 'a')]", "collate_fn"),
         ("Model = nn.Tanh\ndef get_loader(): return []", "no batch"),
         ("Model = nn.Tanh\ndef get_loader(): return 3", "the loader is an? int"),
     ],
