@@ -181,15 +181,7 @@ class Choice(nn.Module):
         self.score, self.table = nn.Linear(192, 16), nn.Embedding(16, 32)
 
     def forward(self, x: Tensor) -> Tensor:
-        return (
-            self.table((1 + 1e-3 * self.score(x.flatten(1))).bfloat16().argmax(1)) if self.lowered(x) else self.exact(x)
-        )
-
-    def lowered(self, x: Tensor) -> bool:
-        return self.score(x.flatten(1)).dtype is torch.bfloat16
-
-    def exact(self, x: Tensor) -> Tensor:
-        return self.table(self.score(x.flatten(1)).argmax(1))
+        return self.table((1 + 1e-3 * self.score(x.flatten(1))).argmax(1))
 
 
 def test_another_choice_at_lower_precision_is_not_blamed_on_the_strategy(check) -> None:
