@@ -19,7 +19,7 @@ from optexp.equivalence.effects import title
 from optexp.equivalence.fp64_reference import before
 from optexp.equivalence.fp64_variants import is_smooth
 from optexp.equivalence.gates import PRECISION_CAP, Limits
-from optexp.equivalence.gradient_terms import zeros
+from optexp.equivalence.gradient_terms import note_zeros
 from optexp.equivalence.hyperparameters import in_float32
 from optexp.equivalence.input_set import InputSet
 from optexp.equivalence.loss_scale import skipped
@@ -51,6 +51,7 @@ def error_histogram(inputs: InputSet, seen: Observation, name: str) -> list[floa
 
 def _compared(inputs: InputSet, step: int, seen: Observation) -> Iterator[Quantity]:
     golden, skips = inputs.golden(step, seen), skipped(seen)
+    note_zeros(inputs.fp64, step, inputs.fp64.start_of(step, seen), golden)
     for name, reference in golden.items():
         if name in seen and not (name.startswith("grad/") and skips):
             variance = golden.get(name.replace("running_mean", "running_var")) if "running_mean" in name else None
@@ -76,7 +77,7 @@ def _result(inputs: InputSet, name: str, value: Tensor, reference: Tensor, varia
         reference = baseline if baseline.shape == value.shape else value
     if forward and reference.is_floating_point() and largest(reference) > (most := torch.finfo(value.dtype).max):
         reference = reference.clamp(-most, most)  # as finfo's least number is another one in float64
-    terms = zeros(inputs.fp64).get(name, 0.0) if gradient else 0.0
+    terms = inputs.fp64.results.zeros.get(name, 0.0) if gradient else 0.0
     scarce = gradient and reference.numel() < SCARCE
     limits = Limits(inputs.arithmetic.coarser_row(value), gradient, small, scarce, terms > 0, cap=cap)
     return Quantity(name, value, reference, limits, variance, value if small else None, terms)

@@ -207,6 +207,41 @@ def test_a_step_that_draws_random_numbers_is_verified(check, right: str, wrong: 
         assert any("draws random numbers" in note for note in made.notes())
 
 
+ALTERNATING = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(32, 8), nn.BatchNorm1d(8), nn.ReLU())
+        self.head = nn.Linear(8, 10)
+    def forward(self, x): return self.head(self.body(x))
+calls = 0
+def get_optimizer(params): return torch.optim.SGD(params, lr=0.1)
+def train_step(model, batch, optimizer):
+    global calls
+    calls += 1
+    found = model.body(batch[0])
+    loss = nn.functional.cross_entropy(model.head(found if calls % 2 == 0 else found.detach()), batch[1])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+
+
+def test_a_gradient_that_is_zero_in_the_second_step_is_judged_by_its_terms(check, tmp_path):
+    def rounded(by):
+        def change(program):
+            program.model.body[0].bias.register_hook(lambda gradient: gradient + by)
+            return program
+
+        return change
+
+    found = check(written(tmp_path, ALTERNATING), rounded(1e-9))
+    assert found.ok
+    assert not found.undecided
+    assert not check(written(tmp_path, ALTERNATING), rounded(1e-3)).ok
+
+
 REPLAY = """
 memory = [(torch.zeros(16, 32), torch.zeros(16, dtype=torch.int64))]
 def get_optimizer(params): return torch.optim.SGD(params, lr=0.1)
