@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -105,11 +105,17 @@ class Amp(Strategy):
                     output = optimized.predict(batch)
                 if optimized.loss is not None:
                     optimized.loss(output, batch)
-        return optimized, {"operations": dict(probe.seen), "loss_scaling": optimized.scaler is not None}
+        notes = {"operations": dict(probe.seen), "called": probe.entered, "loss_scaling": optimized.scaler is not None}
+        return optimized, notes
 
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
         if not notes["operations"]:
-            return Evidence(False, f"nothing ran in {self.dtype}: the model has no operation that autocast lowers")
+            why = (
+                "the model has no operation that autocast lowers"
+                if notes["called"]
+                else "the step never calls model(...)"
+            )
+            return Evidence(False, f"nothing ran in {self.dtype}: {why}")
         traced = after.op_dtypes(MATRIX_OPS)
         if traced and self.dtype not in traced:
             return Evidence(False, f"every matrix product of the profiled step ran in {', '.join(sorted(traced))}")
@@ -178,6 +184,12 @@ class OperationsIn(TorchDispatchMode):
         super().__init__()
         self.dtype = dtype
         self.seen: Counter[str] = Counter()
+        self.entered = False
+
+    def __enter__(self) -> Self:
+        self.entered = True
+        super().__enter__()
+        return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         leaves = tree_leaves((args, kwargs))

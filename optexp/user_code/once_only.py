@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import ModuleType
@@ -23,6 +24,8 @@ WORLD = "WORLD_SIZE"  # variable of the environment that torchrun sets
 @contextmanager
 def several_times() -> Iterator[None]:
     """A context in which such calls may come again, and find no port taken."""
+    if hydra := sys.modules.get("hydra.core.global_hydra"):
+        hydra.GlobalHydra.instance().clear()  # the command line's own, or that of the run before
     with ExitStack() as replaced:
         for module in (multiprocessing, torch.multiprocessing):
             replaced.enter_context(_replaced(module, "set_start_method", _forced))

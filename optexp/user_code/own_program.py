@@ -9,6 +9,10 @@ from typing import Any
 from optexp.program import Batch, Program
 from optexp.user_code.layout import Layout
 
+UNCALLED = (
+    "the step calls parts or methods of its model, and never model(...): strategies that change the model's call do not"
+    " reach them; call them inside its forward"
+)
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 

@@ -116,3 +116,6 @@ def test_a_step_that_calls_parts_of_its_model_alone_is_seen_whole(tmp_path):
     _, notes = ChannelsLast().apply(program)
     assert sum(notes["after"].values()) == 3
     assert notes["after"]["last"] > notes["before"]["last"]
+    assert any("never model(...)" in note for note in workload.notes())
+    _, notes = Amp().apply(program)
+    assert "the step never calls model(...)" in Amp().evidence(Trace(steps=()), Trace(steps=()), notes, {}).text

@@ -9,6 +9,7 @@ from pathlib import Path
 
 SETTINGS = """
 import os
+import hydra
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -16,6 +17,7 @@ os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", "%d"
 mp.set_start_method("spawn")
 torch.set_num_interop_threads(1)
 dist.init_process_group("gloo", rank=0, world_size=1)
+hydra.initialize(version_base=None)
 total = torch.ones(2)
 dist.all_reduce(total)
 """
