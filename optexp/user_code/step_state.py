@@ -70,7 +70,7 @@ class TrackedStepState:
     @property
     def present(self) -> nn.Module:
         """The model of the last call, which a strategy may have put in the place of `model`."""
-        found: nn.Module = self.handed["model"].model if self.handed else self.model
+        found: nn.Module = self.handed["model"]._optexp.model if self.handed else self.model
         return found
 
     def _own(self) -> frozenset[int]:

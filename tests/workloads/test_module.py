@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +313,50 @@ def test_a_loader_is_part_of_the_work(tmp_path: Path) -> None:
         "labels: y of a batch, which the model does not see",
     ]
     program.feed.pause()
+
+
+NAMED = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model, self.call, self.begin, self.own = nn.Linear(3, 2), 2.0, nn.Parameter(torch.ones(())), "a name"
+        self.factor = 1.0
+    def forward(self, x): return self.model(x) * self.begin * self.factor
+    def penalty(self): return self.model.weight.square().sum()
+def get_inputs(): return [torch.randn(4, 3)]
+def get_optimizer(params): return torch.optim.SGD(params, lr=0.1)
+def train_step(model, batch, optimizer):
+    model.factor = 3.0
+    optimizer.zero_grad()
+    loss = model(batch[0]).sum() + model.call * model.penalty() + model.model.bias.sum() + 0.0 * len(model.own)
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+
+
+class Behind(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+def test_a_train_step_sees_its_own_model_whatever_its_attributes_are_called_and_a_strategy_puts_around_it(
+    tmp_path: Path,
+) -> None:
+    program = ready(written(tmp_path, NAMED, mode="train"))
+    model, (x,) = program.model, program.feed.next()
+    with torch.no_grad():
+        expected = 3 * model.model(x).sum() + 2 * model.model.weight.square().sum() + model.model.bias.sum()
+    wrapped = replace(program, model=Behind(model))
+    start = Snapshot(program)
+    for one in (program, wrapped):
+        start.restore(program)
+        torch.testing.assert_close(one.step(one, (x,))["loss"], expected)
+        assert model.factor == 3.0
 
 
 PATHS = """
