@@ -541,6 +541,16 @@ def test_scripted_and_exported_models_are_put_back(made: str, tmp_path: Path) ->
     assert torch.equal(second.step(second, batch)["output"], program.step(program, batch)["output"])
 
 
+def test_a_frozen_model_has_neither_parameters_nor_a_mode(tmp_path: Path) -> None:
+    text = "Model = lambda: nn.Linear(3, 2)\ndef get_inputs(): return torch.randn(2, 3)\n"
+    text += "def frozen(model): return torch.jit.freeze(torch.jit.script(model.eval()))"
+    program = ready(written(tmp_path, text))
+    batch = program.feed.next()
+    second, _ = Replace(target=f"{tmp_path}/mine.py:frozen").apply(program)
+    assert not list(second.model.parameters())
+    torch.testing.assert_close(second.step(second, batch)["output"], program.step(program, batch)["output"])
+
+
 NESTED = """
 class Graph:
     def __init__(self): self.x, self.edges, self.name = torch.randn(6, 4), torch.randint(6, (2, 9)), "a"
