@@ -344,9 +344,7 @@ class Behind(nn.Module):
         return self.inner(x)
 
 
-def test_a_train_step_sees_its_own_model_whatever_its_attributes_are_called_and_a_strategy_puts_around_it(
-    tmp_path: Path,
-) -> None:
+def test_a_train_step_sees_its_own_model_whatever_its_attributes_are_called(tmp_path: Path) -> None:
     program = ready(written(tmp_path, NAMED, mode="train"))
     model, (x,) = program.model, program.feed.next()
     with torch.no_grad():
