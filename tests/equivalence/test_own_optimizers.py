@@ -98,13 +98,20 @@ OTHERS_BY_HAND = {
     "a rate": ("0.5 *", "0.5005 *"),
     "a frozen layer": ("p in model.parameters():", "p in model.rows.parameters():"),
 }
+OF_PARAMETERS = BY_HAND.replace(
+    "p -= 0.5 * p.grad",
+    "p.kept = 0.9 * getattr(p, 'kept', torch.zeros_like(p)) + p.grad; p.data -= 0.1 * p.kept",
+)
+OTHERS_OF_PARAMETERS = {"nothing": ("0.9", "0.9"), "momentum": ("0.9 *", "0.8 *")}
 CASES = [(STEP, *other) for other in OTHERS.values()] + [(OBJECT, *other) for other in OTHERS_OF_OBJECT.values()]
 CASES += [(BY_HAND, *other) for other in OTHERS_BY_HAND.values()]
+CASES += [(OF_PARAMETERS, *other) for other in OTHERS_OF_PARAMETERS.values()]
 NAMES = [
     *OTHERS,
     *(f"{name} in an object" for name in OTHERS_OF_OBJECT),
     *(f"{name} by hand" for name in OTHERS_BY_HAND),
 ]
+NAMES += [f"{name} in parameters" for name in OTHERS_OF_PARAMETERS]
 
 
 class Apart(Module):
