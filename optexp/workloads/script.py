@@ -30,6 +30,7 @@ from optexp.user_code.importing import require_file
 from optexp.user_code.left_gradients import follow, learn
 from optexp.user_code.misplaced_mark import misplaced
 from optexp.user_code.own_program import UNCALLED, OwnProgram
+from optexp.user_code.parameter_attributes import follow_attributes
 from optexp.user_code.parts import Parts
 from optexp.user_code.script_batches import BatchForm
 from optexp.user_code.script_run import Reached, run
@@ -220,6 +221,8 @@ class Script(Workload):
                 program = self._program(Body(self.reached, draws=True), model, optimizer, device, dtype)
         if self.learns and (note := follow(program, self.reached.function, had)):
             self.remarks.append(note)
+        if isinstance(program.step_state, TrackedStepState):
+            follow_attributes(program.step_state, model)
         self.remarks += [UNCALLED] if first is None and takes_hooks(model) else []
         if already := starts_from(self.reached, first or FirstCall()):
             self.remarks.append(f"the script starts from {', '.join(already)}, in both arms")
