@@ -87,7 +87,8 @@ class Failure(Exception):
 
     def __str__(self) -> str:
         named = self.worker and self.type != "ConfigError"  # which is the user's mistake in any arm
-        return f"{self.worker}: {self.message}" if named else self.message
+        worker = "the baseline at lower precision" if self.worker == "yardstick" else self.worker
+        return f"{worker}: {self.message}" if named else self.message
 
 
 def first_line(error: BaseException) -> str:

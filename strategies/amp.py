@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from optexp.records.profile import Calibration
 
 FAILED, ADVICE = "model and loss do not run under autocast", "cast what fails to float32 there, or leave amp out"
+MODEL_FAILED = "the model does not run under autocast"
 STEP_FAILED = "train_step does not run where only the model's own call is under autocast"
 STEP_ADVICE = "call parts of the model inside its forward, or cast in train_step what they are given"
 
@@ -95,19 +96,26 @@ class Amp(Strategy):
         batch = to_device(program.feed.next(), device)
         probe = OperationsIn(dtype)  # as traces show no operations inside compiled regions or graphs
         if program.loss is None and program.optimizer is not None:  # a user's own step, which calls the model itself
+            forward = inside(probe, refused(optimized.call))
             with refusing(STEP_FAILED, STEP_ADVICE), preserved(program):
-                optimized.step(replace(optimized, forward=inside(probe, optimized.call)), batch)
+                optimized.step(replace(optimized, forward=forward), batch)
         else:
             with refusing(FAILED, ADVICE), preserved(program), torch.set_grad_enabled(program.trains):
                 with probe:
                     output = optimized.predict(batch)
                 if optimized.loss is not None:
                     optimized.loss(output, batch)
-        return optimized, {"operations": dict(probe.seen), "loss_scaling": optimized.scaler is not None}
+        notes = {"operations": dict(probe.seen), "called": probe.entered, "loss_scaling": optimized.scaler is not None}
+        return optimized, notes
 
     def evidence(self, before: Trace, after: Trace, notes: Notes, counters: Counters) -> Evidence:
         if not notes["operations"]:
-            return Evidence(False, f"nothing ran in {self.dtype}: the model has no operation that autocast lowers")
+            why = (
+                "the model has no operation that autocast lowers"
+                if notes["called"]
+                else "the step never calls model(...)"
+            )
+            return Evidence(False, f"nothing ran in {self.dtype}: {why}")
         traced = after.op_dtypes(MATRIX_OPS)
         if traced and self.dtype not in traced:
             return Evidence(False, f"every matrix product of the profiled step ran in {', '.join(sorted(traced))}")
@@ -138,6 +146,20 @@ def under_autocast(call: Callable[..., Any], device: torch.device, dtype: torch.
     return autocast
 
 
+def refused(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same call of a model, whose errors are not those of a step around it.
+
+    Raises:
+        Unsupported: The call failed.
+    """
+
+    def tried(*args: Any, **kwargs: Any) -> Any:
+        with refusing(MODEL_FAILED, ADVICE):
+            return call(*args, **kwargs)
+
+    return tried
+
+
 def inside(mode: TorchDispatchMode, call: Callable[..., Any]) -> Callable[..., Any]:
     """The same call under a dispatch mode, which sees nothing of what the step does beside it."""
 
@@ -162,6 +184,12 @@ class OperationsIn(TorchDispatchMode):
         super().__init__()
         self.dtype = dtype
         self.seen: Counter[str] = Counter()
+        self.entered = False
+
+    def __enter__(self) -> Self:
+        self.entered = True
+        super().__enter__()
+        return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         leaves = tree_leaves((args, kwargs))

@@ -146,7 +146,7 @@ class ImagesLast(ResidentFeed):
 def layouts(program: Program, optimized: Program | None = None) -> dict[str, int]:
     """Number of convolutions in a forward pass by the layout of their result; the program's state is restored."""
     with preserved(program), torch.set_grad_enabled(program.trains), Convolutions() as seen:
-        (optimized or program).predict(to_device(program.feed.next(), program.device))
+        (optimized or program).rehearse(to_device(program.feed.next(), program.device))
     return {layout: seen.layouts[layout] for layout in ("last", "first", "either")}
 
 

@@ -56,7 +56,9 @@ class FusedOptimizer(Strategy):
         if program.optimizer is None:
             return "there is no optimizer to speed up: use workload.mode=train"
         if isinstance(program.optimizer, NotCalled):
-            return "train_step has optimizers of its own: let get_optimizer() make the one to speed up"
+            return (
+                "train_step has optimizers of its own, or updates by hand: let get_optimizer() make the one to speed up"
+            )
         if self.implementation not in program.optimizer.defaults:
             others = "Adam, AdamW or SGD" if self.implementation == "fused" else "Adam, AdamW, SGD, RMSprop, ..."
             return f"torch has no {self.implementation} {type(program.optimizer).__name__}: use {others}"

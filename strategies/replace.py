@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from optexp.errors import ConfigError, NotCovered
-from optexp.program import Alias, NotCalled, Program, placed, preserved, set_training, to_device
+from optexp.program import Alias, NotCalled, Program, is_training, placed, preserved, set_training, to_device
 from optexp.python_state.slots import tensors_in
 from optexp.schema import suggest
 from optexp.strategy import (
@@ -190,9 +190,9 @@ class Replace(Strategy):
             ConfigError: training has no parameter or buffer to compare one of the baseline's with
             UserFailure: the user's function raises
         """
-        held, training = holdings(program), program.model.training
+        held, training = holdings(program), is_training(program.model)
         new = made_of(program.model, found, args, kwargs, self.asked)
-        if new.training is not training:
+        if is_training(new) is not training:
             set_training(new, training)
         known = partners(held, new)
         pairs = {one.name: (name, False) for name, one in known.items()}
@@ -335,7 +335,7 @@ def fill(tensor: Tensor, value: Tensor) -> None:
 
 def take_over(old: nn.Module, new: nn.Module, pairs: Pairs, optimizer: Optimizer | None) -> None:
     """Values, `requires_grad`, and the optimizer with its state go from the old model's parameters to the new one's."""
-    set_training(new, old.training)
+    set_training(new, is_training(old))
     ours, theirs = (dict(m.named_parameters()) | dict(m.named_buffers()) for m in (old, new))
     new_of = {}
     for name, (other, turned) in pairs.items():

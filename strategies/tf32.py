@@ -80,7 +80,7 @@ class Tf32(Strategy):
         before, allowed = flags(), tf32_allowed()
         allow_tf32()
         with preserved(program), torch.set_grad_enabled(program.trains), Products(allowed) as probe:
-            program.predict(to_device(program.feed.next(), program.device))
+            program.rehearse(to_device(program.feed.next(), program.device))
         notes = {"found": dict(probe.found), "lowered": dict(probe.lowered)}
         return program, {"before": before, "after": flags(), **notes}
 

@@ -83,3 +83,7 @@ def test_reassociated_runs_take_turns_on_the_steps(steps: int, restart: bool, lo
 
 def test_no_further_order_is_tried_where_nothing_was_reordered() -> None:
     assert len(list(orders(Mock(**{"call.return_value": 0}), 4, [0]))) == 1
+
+
+def test_a_yardstick_that_fails_is_called_what_it_is() -> None:
+    assert str(Failure("RuntimeError", "no", worker="yardstick")) == "the baseline at lower precision: no"

@@ -11,6 +11,7 @@ import torch
 
 from optexp.equivalence.effects import optional, title
 from optexp.equivalence.fp64_quantities import quantities, updates
+from optexp.equivalence.fp64_variants import is_smooth
 from optexp.equivalence.gates import Yardstick
 from optexp.equivalence.hyperparameters import bias_correction_error
 from optexp.equivalence.input_families import nonfinite
@@ -23,6 +24,7 @@ from optexp.equivalence.quantities import Quantity, is_exact, measured, source
 from optexp.equivalence.tensor_math import errors, finite, identical
 from optexp.errors import NoReference
 
+MEND = "mend the program first (the learning rate, clipping, an eps in log, sqrt or a division)"
 RESULTS = ("out/", "input/", "grad/", "buffer/", "param/")  # compared with an fp64 step; other tensors with an update
 
 
@@ -121,7 +123,8 @@ def _measure(inputs: InputSet, run: BaselineObservation) -> None:
             _require_numbers(inputs, quantity)
     if first:
         _allow_rounded_hyperparameters(inputs, run, exact)
-        for name in others.get(step, {}):
+        smooth = is_smooth(inputs.fp64, step, inputs.fp64.start_of(step, seen))
+        for name in others.get(step, {}) if not smooth else ():
             here.allow_share(exact[f"change/{name}"], SIGNS, LARGEST)
         here.has_rounded = True  # further runs of the step would add their scatter, and nothing else
     if unjudged and not skipped(seen):
@@ -176,20 +179,26 @@ def _require_finite(inputs: InputSet, seen: Observation) -> None:
 
 
 def _require_numbers(inputs: InputSet, quantity: Quantity) -> None:
-    """A baseline that is mostly NaN or Inf where fp64 has numbers hides wrong results: one NaN equals any other."""
-    if not (inputs.arithmetic.keeps_precision and quantity.found.lost and not inputs.is_family):
+    """A baseline that is mostly NaN or Inf hides wrong results: one NaN equals any other.
+
+    At lower precision plain autocast may overflow where fp64 has numbers; NaN that fp64 has, too, hide as much.
+    """
+    if not quantity.found.lost or inputs.is_family:
         return
-    value = quantity.value
-    nan, overflown = int(value.isnan().sum()), int((value.isinf() & quantity.reference.isfinite()).sum())
-    lost = nan + overflown
-    if 2 * lost > value.numel():
-        both = bool(nan and overflown)
-        what = [f"are NaN{f' ({nan})' * both}"] * bool(nan)
-        what += [f"overflow{f' ({overflown})' * both} where fp64 has numbers"] * bool(overflown)
-        raise NoReference(
-            f"{lost} of {value.numel()} elements of the baseline's own {title(quantity.name)} {' and '.join(what)},"
-            " so that a wrong result could not be told from a right one"
-        )
+    value, reference = quantity.value, quantity.reference
+    own = int((value.isnan() & ~reference.isfinite()).sum())
+    nan, overflown = int(value.isnan().sum()), int((value.isinf() & reference.isfinite()).sum())
+    lost = nan + overflown if inputs.arithmetic.keeps_precision else own
+    if 2 * lost <= value.numel():
+        return
+    both = bool(nan and overflown and inputs.arithmetic.keeps_precision)
+    what = [f"are NaN{f' ({nan})' * both}"] * bool(nan)
+    what += [f"overflow{f' ({overflown})' * both} where fp64 has numbers"] * bool(overflown and lost > own)
+    mend = f", and in float64, too: {MEND}" if own == lost else ""
+    raise NoReference(
+        f"{lost} of {value.numel()} elements of the baseline's own {title(quantity.name)} {' and '.join(what)},"
+        f" so that a wrong result could not be told from a right one{mend}"
+    )
 
 
 def _allow_rounded_hyperparameters(inputs: InputSet, run: BaselineObservation, exact: Mapping[str, Quantity]) -> None:

@@ -48,7 +48,7 @@ class Terms(TorchDispatchMode):
                 return decomposition_table[func](*args, **kwargs)
         result = func(*args, **kwargs)
         if name in _SUMS:
-            absolute = pytree.tree_map(_absolute, (args, kwargs))
+            absolute = pytree.tree_map(self._absolute, (args, kwargs))
             terms = func(*absolute[0], **absolute[1])
             for left, total in zip(pytree.tree_leaves(result), pytree.tree_leaves(terms), strict=True):
                 if _is_real(left) and (size := _rms(total)) and _rms(left) <= self.least * size:
@@ -67,6 +67,14 @@ class Terms(TorchDispatchMode):
                 self._note(result, sum(sizes))
         return result
 
+    def _absolute(self, value: Any) -> Any:
+        """Absolute values of a term; of one that is itself nothing but rounding, the size of its own terms."""
+        if not _is_real(value):
+            return value
+        size = self.of(value)
+        cancelled = size > 0 and _rms(value) <= LEFT * size
+        return torch.full_like(value, size) if cancelled else value.abs()
+
     def _note(self, tensor: Tensor, size: float) -> None:
         self.sizes[_address(tensor)] = size
         self.alive.append(tensor)
@@ -74,10 +82,6 @@ class Terms(TorchDispatchMode):
 
 def _is_real(value: Any) -> bool:
     return isinstance(value, Tensor) and value.layout is torch.strided and value.is_floating_point()
-
-
-def _absolute(value: Any) -> Any:
-    return value.abs() if _is_real(value) else value
 
 
 def _rms(tensor: Tensor) -> float:

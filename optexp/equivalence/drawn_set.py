@@ -67,13 +67,17 @@ class Fp64Results:
 
     golden:        of each step from the initial state, which all arms share
     update_inputs: of the last run of each step
-    zeros, terms:  see `optexp.equivalence.gradient_terms`; None before the first use
+    zeros, terms:  see `optexp.equivalence.gradient_terms`; terms are None before the first use
+    looked_at:     gradients of which it is known whether they are zero
+    smooth:        see `optexp.equivalence.fp64_variants.is_smooth`; None before the first use
     """
 
     golden: dict[int, Observation] = field(default_factory=dict)
     update_inputs: UpdateInputs = field(default_factory=UpdateInputs)
-    zeros: Mapping[str, float] | None = None
+    zeros: dict[str, float] = field(default_factory=dict)
+    looked_at: set[str] = field(default_factory=set)
     terms: Mapping[str, float] | None = None
+    smooth: bool | None = None
 
     def forget_large(self) -> None:
         """Give back large results: one step's at a time is all that fits."""

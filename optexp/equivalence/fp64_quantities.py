@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from optexp.equivalence.effects import title
 from optexp.equivalence.fp64_reference import before
+from optexp.equivalence.fp64_variants import is_smooth
 from optexp.equivalence.gates import PRECISION_CAP, Limits
-from optexp.equivalence.gradient_terms import zeros
+from optexp.equivalence.gradient_terms import note_zeros
 from optexp.equivalence.hyperparameters import in_float32
 from optexp.equivalence.input_set import InputSet
 from optexp.equivalence.loss_scale import skipped
@@ -49,6 +51,7 @@ def error_histogram(inputs: InputSet, seen: Observation, name: str) -> list[floa
 
 def _compared(inputs: InputSet, step: int, seen: Observation) -> Iterator[Quantity]:
     golden, skips = inputs.golden(step, seen), skipped(seen)
+    note_zeros(inputs.fp64, step, inputs.fp64.start_of(step, seen), golden)
     for name, reference in golden.items():
         if name in seen and not (name.startswith("grad/") and skips):
             variance = golden.get(name.replace("running_mean", "running_var")) if "running_mean" in name else None
@@ -74,7 +77,7 @@ def _result(inputs: InputSet, name: str, value: Tensor, reference: Tensor, varia
         reference = baseline if baseline.shape == value.shape else value
     if forward and reference.is_floating_point() and largest(reference) > (most := torch.finfo(value.dtype).max):
         reference = reference.clamp(-most, most)  # as finfo's least number is another one in float64
-    terms = zeros(inputs.fp64).get(name, 0.0) if gradient else 0.0
+    terms = inputs.fp64.results.zeros.get(name, 0.0) if gradient else 0.0
     scarce = gradient and reference.numel() < SCARCE
     limits = Limits(inputs.arithmetic.coarser_row(value), gradient, small, scarce, terms > 0, cap=cap)
     return Quantity(name, value, reference, limits, variance, value if small else None, terms)
@@ -85,8 +88,9 @@ def updates(inputs: InputSet, step: int, seen: Observation, rounded: bool = Fals
 
     rounded: the fp64 optimizer has its hyperparameters rounded to float32
     """
+    smooth = is_smooth(inputs.fp64, step, inputs.fp64.start_of(step, seen))
     _take_optimizer_step(inputs, step, seen, rounded)
-    yield from _optimizer_state(inputs, step, seen)
+    yield from _optimizer_state(inputs, step, seen, smooth)
     yield from _learning_rates(inputs, step, seen)
 
 
@@ -125,8 +129,11 @@ def _take_optimizer_step(inputs: InputSet, step: int, seen: Observation, rounded
         optimizer.step()
 
 
-def _optimizer_state(inputs: InputSet, step: int, seen: Observation) -> Iterator[Quantity]:
-    """Parameter changes, and everything else in the state of the fp64 program but buffers."""
+def _optimizer_state(inputs: InputSet, step: int, seen: Observation, smooth: bool) -> Iterator[Quantity]:
+    """Parameter changes, and everything else in the state of the fp64 program but buffers.
+
+    smooth: changes follow gradients, and are judged as these are
+    """
     fp64, own = inputs.fp64, before(seen)
     others = fp64.results.update_inputs.others.get(step, {})
     for name, reference in fp64.program.state().items():
@@ -138,6 +145,8 @@ def _optimizer_state(inputs: InputSet, step: int, seen: Observation) -> Iterator
         if name.startswith("param/"):  # however small the change is beside the stored value
             start, change = own[name].to(torch.float64), name.replace("param/", "change/", 1)
             reference = reference + others.get(name.removeprefix("param/"), 0.0)
+            if smooth:
+                limits = replace(limits, gradient=True, scarce=wide.numel() < SCARCE)
             yield Quantity(change, wide - start, reference - start, limits, stored=stored)
         else:
             yield Quantity(name, wide, reference.clone(), limits, stored=stored)

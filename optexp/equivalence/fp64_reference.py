@@ -169,12 +169,16 @@ class Fp64Reference:
             self.results.golden[index] = golden
         return golden
 
-    def step_on(self, given: Batch, index: int, state: Mapping[str, Tensor]) -> Observation:
+    def step_on(self, given: Batch, index: int, state: Mapping[str, Tensor] | None) -> Observation:
         """The same of any batch, without a cache.
 
         index: of the step that its `update_inputs` are kept for
+        state: None goes on from where the last step ended
         """
-        self.load(state)
+        if state is None:
+            state = {name: tensor.detach().clone() for name, tensor in self.program.state().items()}
+        else:
+            self.load(state)
         batch = map_batch(lambda t: widened(t, self.device), given)
         changes = OtherChanges(self.program)
         with changes.followed():

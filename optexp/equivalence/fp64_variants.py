@@ -13,8 +13,13 @@ from optexp.equivalence.fp64_reference import Fp64Reference
 from optexp.equivalence.mutants import leading
 from optexp.equivalence.noise import noisy
 from optexp.equivalence.observation import Observation
+from optexp.equivalence.tensor_math import largest
 from optexp.errors import NoReference
+from optexp.program import NotCalled
 
+COARSE = 256.0  # of the usual noise, about a thousandth of what it is added to: an update that can jump then does
+JUMP = 0.5  # of the largest change of a parameter
+ROUNDED = 1e-9  # of the largest change of any parameter: a smaller one may be nothing but rounding
 NO_EPS = 1e-100  # batch norm insists on more than 0
 
 
@@ -28,6 +33,34 @@ def nearby(fp64: Fp64Reference, index: int, state: Mapping[str, Tensor], seed: i
             return fp64.step(index, dict(state))
     except NoReference:
         return {}
+
+
+def is_smooth(fp64: Fp64Reference, index: int, state: Mapping[str, Tensor]) -> bool:
+    """Whether the step updates parameters by hand, and moves them by little more where gradients move by a little.
+
+    `p -= lr * p.grad` does; an update that takes a gradient's sign, as Adam's near zero, jumps.
+
+    index: of a step that was computed from `state` last
+    """
+    optimizer, usual = fp64.program.optimizer, fp64.results.update_inputs.others.get(index, {})
+    if not (isinstance(optimizer, NotCalled) and optimizer.by_hand and usual):
+        return False
+    if fp64.results.smooth is None:
+        fp64.results.smooth = not any(_jumps(fp64, index, state, usual))
+    return fp64.results.smooth
+
+
+def _jumps(fp64: Fp64Reference, index: int, state: Mapping[str, Tensor], usual: Mapping[str, Tensor]) -> Iterator[bool]:
+    """Of each parameter, whether coarse noise turns a part of its change around."""
+    try:
+        with fp64.aside(), noisy(fp64.program.model, 1, fp64.dtype, COARSE):
+            fp64.step(index, dict(state))
+            moved = fp64.results.update_inputs.others[index]
+    except NoReference:
+        moved = {}
+    sizes = {name: largest(change) for name, change in usual.items()}
+    for name in (name for name, size in sizes.items() if size > ROUNDED * max(sizes.values())):
+        yield name not in moved or largest(moved[name] - usual[name]) > JUMP * sizes[name]
 
 
 def without_eps(fp64: Fp64Reference, index: int, state: Mapping[str, Tensor]) -> Observation:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torch import Tensor
+
 from optexp.equivalence.cancellation import LEFT, Terms
 from optexp.equivalence.fp64_reference import Fp64Reference
+from optexp.equivalence.observation import Observation
 from optexp.equivalence.tensor_math import rms
 from optexp.errors import NoReference
 
@@ -14,36 +17,43 @@ SUSPECT = 1e-9  # of the largest gradient: one that may be
 
 
 def zeros(fp64: Fp64Reference) -> Mapping[str, float]:
-    """RMS over elements of Σ|terms| of each gradient of the set's first step that is zero in exact arithmetic."""
-    if fp64.results.zeros is None:
-        fp64.results.zeros = _zeros(fp64)
+    """RMS over elements of Σ|terms| of gradients of the set's first step that are zero in exact arithmetic, by name."""
+    note_zeros(fp64, 0, fp64.initial, fp64.step(0, fp64.initial))
     return fp64.results.zeros
 
 
-def _zeros(fp64: Fp64Reference) -> dict[str, float]:
-    golden = fp64.step(0, fp64.initial)
-    found = {name: rms(tensor) for name, tensor in golden.items() if name.startswith("grad/")}
-    least = SUSPECT * max(found.values(), default=0.0)
-    suspects = [name for name, size in found.items() if size < least]
-    sizes = _sums(fp64, LEFT) if suspects else {}
-    return {name: size for name, size in sizes.items() if name in suspects and size * ZERO > found[name]}
+def note_zeros(fp64: Fp64Reference, index: int, state: Mapping[str, Tensor], golden: Observation) -> None:
+    """Find zeros among gradients that no step of the set had before: a generator may learn in every fifth step.
+
+    index, state: of the step;  golden: its results
+    """
+    found = fp64.results
+    new = [name for name in golden if name.startswith("grad/") and name not in found.looked_at]
+    if not new:
+        return
+    found.looked_at.update(new)
+    sizes = {name: rms(tensor) for name, tensor in golden.items() if name.startswith("grad/")}
+    least = SUSPECT * max(sizes.values())
+    if suspects := [name for name in new if sizes[name] < least]:
+        terms = _sums(fp64, LEFT, index, state)
+        found.zeros |= {name: terms[name] for name in suspects if terms.get(name, 0.0) * ZERO > sizes[name]}
 
 
 def all_terms(fp64: Fp64Reference) -> Mapping[str, float]:
     """RMS over elements of Σ|terms| of every gradient of the set's first step, by name."""
     if fp64.results.terms is None:
-        fp64.results.terms = _sums(fp64, least=1.0)
+        fp64.results.terms = _sums(fp64, 1.0, 0, fp64.initial)
     return fp64.results.terms
 
 
-def _sums(fp64: Fp64Reference, least: float) -> dict[str, float]:
-    """RMS over elements of Σ|terms| of each gradient of the first step that is smaller than a share of its terms.
+def _sums(fp64: Fp64Reference, least: float, index: int, state: Mapping[str, Tensor]) -> dict[str, float]:
+    """RMS over elements of Σ|terms| of each gradient of a step that is smaller than a share of its terms.
 
     least: the share
     """
     try:
         with fp64.aside(), Terms(least) as terms:
-            fp64.step(0, dict(fp64.initial))
+            fp64.step(index, dict(state))
         return {
             f"grad/{alias.name}": terms.of(parameter.grad)
             for alias, parameter in fp64.program.parameters()

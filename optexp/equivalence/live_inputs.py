@@ -9,7 +9,9 @@ from optexp.equivalence.input_source import same_bits
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.tensor_math import alike
 from optexp.errors import NoReference
-from optexp.program import tensors_of
+from optexp.program import Batch, tensors_of
+
+LATER = 2  # steps in which what an earlier one remembers has to show: as many are compared after a first one
 
 
 def dead_inputs(fp64: Fp64Reference) -> list[str]:
@@ -35,6 +37,10 @@ def dead_inputs(fp64: Fp64Reference) -> list[str]:
             " one: let what makes them draw random numbers, as torch.randn does"
         )
     constant = fp64.source.constant(fp64.drawn)
+    if not any(lives.values()) and fp64.program.own_step:
+        later = _later(fp64, first, first)
+        for names, other in zip(groups, others, strict=True):
+            lives.update(dict.fromkeys(names, _differs(later, _later(fp64, other, first))))
     if not any(lives.values()):
         still = f" (the same in every draw: input {', '.join(constant)})" if constant else ""
         raise NoReference(
@@ -42,6 +48,18 @@ def dead_inputs(fp64: Fp64Reference) -> list[str]:
             " right one: draw those that matter at random"
         )
     return [name for name in tensors_of(first) if not lives[name] and name not in constant]
+
+
+def _later(fp64: Fp64Reference, before: Batch, then: Batch) -> Observation:
+    """Results of `LATER` steps on one batch after a step on another, which a replay memory may have kept."""
+    found: Observation = {}
+    with fp64.unremembered():
+        fp64.step_on(before, 0, dict(fp64.initial))
+        for step in range(LATER):
+            results = fp64.step_on(then, 0, None)
+            results = {name: t for name, t in results.items() if not name.startswith(("buffer/", "param/"))}
+            found |= {f"{name} in step {step}": tensor for name, tensor in results.items()}
+    return compact(found)
 
 
 def _differs(first: Observation, golden: Observation) -> bool:

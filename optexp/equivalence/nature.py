@@ -28,6 +28,10 @@ FOLLOWS = 0.25  # of the square of the error, that the mean of elements with lik
 BINS, LOOKED_AT = 32, 2**20  # groups of elements with like values; elements that are sorted into them
 
 ROUNDING, OTHER = "rounding", "another result"
+OTHER_CHOICE = (
+    "plain autocast is as far off, so it is no fault of the strategy: at this precision the program chooses otherwise"
+    " (an argmax, a top-k, a comparison), or sums cancel"
+)
 UPDATE = "as at a lower precision, or another update (a rate, a decay, a beta, an eps)"
 
 
@@ -50,6 +54,8 @@ def explained(finding: Finding, quantity: Quantity, causes: Mapping[str, Tensor]
     """
     if finding.ok or finding.gate not in MEASURED or not quantity.scale:
         return finding
+    if finding.failed == ("CAP",) and (finding.baseline_rms or 0.0) > finding.allowed["CAP"][1]:
+        return replace(finding, message=f"{OTHER_CHOICE}; {finding.message}")
     found = nature(quantity.value, quantity.reference, quantity.scale, quantity.limits.row.unit, causes)
     if found.kind == ROUNDING:
         ratios = {"G2": finding.max_ratio, "G3": finding.block_ratio}

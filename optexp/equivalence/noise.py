@@ -67,8 +67,11 @@ def noisy(
         arithmetic = _arithmetic(module, value.is_cuda, dtype or value.dtype)
         changed = added(value, arithmetic)
         if changed.requires_grad:
-            changed.register_hook(partial(added, name=arithmetic))
+            changed.register_hook(partial(back, name=arithmetic))
         return changed
+
+    def back(gradient: Tensor | None, name: str) -> Tensor | None:
+        return None if gradient is None else added(gradient, name)  # none comes back where a gradient is differentiated
 
     def added(value: Tensor, name: str) -> Tensor:
         if value.device not in generators:

@@ -209,11 +209,14 @@ def _of_run(noise: int | None, met: set[torch.dtype], reassociated: Reassociated
 
 
 def _overwrite(program: Program, outputs: Outputs, used: dict[str, Tensor]) -> None:
-    """Scribble over outputs and gradients: a step that goes on from them shows."""
+    """Scribble over outputs and gradients: a step that goes on from them shows.
+
+    An output that is state too, as a hidden state that is returned and kept for the next step, stays.
+    """
     slopes = [read(p.grad) for p in program.model.parameters() if p.grad is not None]
     # Numbers may be fixed.
     own = [t for t in outputs.values() if t.device == program.device or t.is_pinned()]
-    scribble([*own, *slopes], spared=[*used.values(), *program.state().values()])
+    scribble([*own, *slopes], spared=[*used.values(), *program.state().values(), *program.python_tensors()])
 
 
 def carried(state: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> Observation:

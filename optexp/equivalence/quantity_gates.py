@@ -10,7 +10,7 @@ from torch import Tensor
 
 from optexp.equivalence.far_off import far_off
 from optexp.equivalence.gates import Limits, Yardstick, exact, measure
-from optexp.equivalence.gradient_terms import all_terms, zeros
+from optexp.equivalence.gradient_terms import all_terms
 from optexp.equivalence.input_families import integers
 from optexp.equivalence.input_set import InputSet
 from optexp.equivalence.noise import alone
@@ -108,7 +108,7 @@ def unseen_for(inputs: InputSet, quantity: Quantity, finding: Finding) -> tuple[
     if not finding.ok or finding.bitwise or "G1" not in finding.allowed or is_part(quantity):
         return "", False
     kind, _, name = quantity.name.partition("/")
-    if kind in ("change", "optimizer") and f"grad/{name.rpartition('/')[0] or name}" in zeros(inputs.fp64):
+    if kind in ("change", "optimizer") and f"grad/{name.rpartition('/')[0] or name}" in inputs.fp64.results.zeros:
         return "", False  # of a gradient that is nothing but rounding
     unit, coarsest = quantity.limits.row.unit, inputs.traits.coarsest
     found, limit = finding.allowed["G1"]

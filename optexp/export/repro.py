@@ -20,7 +20,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, def
 
 from optexp.errors import NotCovered
 from optexp.export.inlining import Inliner, bound_by, flat_class, literal, uses
-from optexp.program import STEPS, Batch, Program, ResidentFeed, pullback, tensors_of
+from optexp.program import STEPS, Batch, Program, ResidentFeed, is_training, pullback, tensors_of
 from optexp.program.feeds import HostFeed, LoaderFeed
 from optexp.records import filenames
 from optexp.strategy import Notes, Strategy, compose, environment, label
@@ -161,7 +161,7 @@ class Script:
         named = {
             "device": device,
             "dtype": f"torch.{self.dtype}",
-            "model": f"{source.model}{placed}.{'train' if program.model.training else 'eval'}()",
+            "model": f"{source.model}{placed}.{'train' if is_training(program.model) else 'eval'}()",
             "forward": "model",
             "loss_fn": source.loss if program.loss is not None else "None",
             "optimizer": source.optimizer if program.optimizer is not None else "None",

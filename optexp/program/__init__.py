@@ -28,6 +28,7 @@ from optexp.program.state import Snapshot as Snapshot
 from optexp.program.state import clear_gradients as clear_gradients
 from optexp.program.state import first_value as first_value
 from optexp.program.state import gradients as gradients
+from optexp.program.state import is_training as is_training
 from optexp.program.state import keeping as keeping
 from optexp.program.state import placed as placed
 from optexp.program.state import preserved as preserved

@@ -34,6 +34,10 @@ class StepState(Protocol):
         """A copy of the state."""
         ...
 
+    def tensors(self) -> list[Tensor]:
+        """Tensors that the state holds now, no copies."""
+        ...
+
     def write(self, remembered: Remembered) -> None:
         """Restore the state in place."""
         ...
@@ -146,6 +150,10 @@ class Program:
         args, kwargs = self.arguments(batch)
         return self.call(*args, **kwargs)
 
+    def rehearse(self, batch: Batch) -> None:
+        """Run the model once, as a step does, for a strategy to see its operators."""
+        self.predict(batch)
+
     def arguments(self, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments of the model; a batch's keys that are numbers are positions."""
         if not self.constants and not isinstance(batch, Mapping):
@@ -200,6 +208,11 @@ class Program:
                 if isinstance(value, Tensor):
                     tensors[f"scaler/{key[1:]}"] = read(value)
         return tensors
+
+    def python_tensors(self) -> list[Tensor]:
+        """Tensors that Python state holds now: a hidden state of a step's own, a cache in a model's attribute."""
+        held = self.step_state.tensors() if self.step_state is not None else []
+        return [*held, *(self.keeps.held() if self.keeps is not None else ())]
 
     @torch.no_grad()
     def put(self, values: Mapping[str, Tensor]) -> None:

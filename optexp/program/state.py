@@ -116,6 +116,11 @@ def placed(model: nn.Module, device: torch.device, dtype: torch.dtype | None) ->
     return made
 
 
+def is_training(model: nn.Module) -> bool:
+    """`model.training`, which a frozen model of TorchScript does not have."""
+    return bool(getattr(model, "training", False))
+
+
 def set_training(model: nn.Module, training: bool) -> None:
     """`model.train(training)`, but for an exported program, which has one mode and no other."""
     with suppress(NotImplementedError):

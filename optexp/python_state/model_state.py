@@ -141,6 +141,11 @@ class ModelState:
         """Copies that are held here."""
         return [record.held for record in self.first.records.values() if isinstance(record.held, Tensor)]
 
+    def held(self) -> list[Tensor]:
+        """Tensors of attributes and variables that were there when the program was built."""
+        known = self.first.named()
+        return [r.owner for r in self.read().records.values() if isinstance(r.owner, Tensor) and r.root in known]
+
     # --- names ----------------------------------------------------------------------------------------------------
 
     def _modules(self) -> dict[str, nn.Module]:

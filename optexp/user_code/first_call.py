@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dis
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -24,11 +24,12 @@ IN_TORCH = (*ANYWHERE, IndexError, TypeError, AssertionError)
 
 
 @contextmanager
-def naming_inputs(model: nn.Module, batch: Batch, key: str) -> Iterator[None]:
+def naming_inputs(model: nn.Module, batch: Batch, key: str, converted: Sequence[str] = ()) -> Iterator[None]:
     """Around a call of the user's model on one batch.
 
     Args:
         key: Where the inputs stem from, as the user names it: workload.inputs, or get_inputs() in file.py.
+        converted: Notes on parameters and inputs that have another precision here than in the user's code.
 
     Raises:
         ConfigError: torch refused what the model gave it. What the user's own code raises passes unchanged.
@@ -41,9 +42,10 @@ def naming_inputs(model: nn.Module, batch: Batch, key: str) -> Iterator[None]:
         frames = _below(error.__traceback__, model)
         if not frames or not _refused(error, frames[-1]):
             raise
+        note = f"; {', '.join(converted)}: set dtype= to what the model needs" if converted else ""
         raise ConfigError(
             f"the model cannot take its batch: {_place(frames, model)}: {first_line(error)}; the batch ({key}) is"
-            f" {described(batch)}"
+            f" {described(batch)}{note}"
         ) from None
 
 

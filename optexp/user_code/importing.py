@@ -20,6 +20,7 @@ from types import CodeType, FunctionType, ModuleType
 
 from optexp.errors import ConfigError, first_line
 from optexp.support.random_state import seed_all
+from optexp.user_code.once_only import several_times
 
 SEED = 0  # of random numbers that a file draws while it runs: the same in every process, after whatever ran before
 
@@ -90,7 +91,7 @@ def imported(path: Path, key: str, anew: bool = False) -> Imported:
     loaded = sys.modules.get(place.name)
     if not anew and loaded is not None and getattr(loaded, "__file__", None) == str(path):
         return _imported.setdefault(path, Imported(loaded, place, []))
-    with as_script(path, asked), _alone(place) as displaced:
+    with as_script(path, asked), several_times(), _alone(place) as displaced:
         if not _in_package(place):
             place = Place(path, path.stem, path.parent)
         seed_all(SEED)

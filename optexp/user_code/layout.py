@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from optexp.errors import ConfigError
 from optexp.program import Batch, tensors_of
-from optexp.user_code.adapters import accepted, divide, entries, fits, kind, odd_rows, remade, required
+from optexp.user_code.adapters import accepted, divide, entries, fits, odd_rows, remade, required
 from optexp.user_code.script_batches import BatchForm
 
 
@@ -116,15 +116,9 @@ def find_labels(names: list[str], model: nn.Module, learns: bool) -> list[str]:
     return found
 
 
-def constants_of(given: Any, constants: dict[str, Any], from_loader: bool, remarks: list[str]) -> dict[str, Any]:
-    """Entries that are no tensors and stay the same: a loader's change from batch to batch, and are left out.
-
-    Raises:
-        ConfigError: a loader's batch has such entries, and no names to leave them out by.
-    """
+def constants_of(constants: dict[str, Any], from_loader: bool, remarks: list[str]) -> dict[str, Any]:
+    """Entries that are no tensors and stay the same: a loader's change from batch to batch, and are left out."""
     if not constants or not from_loader:
         return constants
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"the loader's batches are {kind(given)}: make them tensors, in its collate_fn")
     remarks.append(f"left out of the batches, because it is no tensor: {', '.join(constants)}")
     return {}

@@ -9,6 +9,10 @@ from typing import Any
 from optexp.program import Batch, Program
 from optexp.user_code.layout import Layout
 
+UNCALLED = (
+    "the step calls parts or methods of its model, and never model(...): strategies that change the model's call do not"
+    " reach them; call them inside its forward"
+)
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -20,6 +24,13 @@ class OwnProgram(Program):
 
     layout: Layout | None = field(default=None, compare=False)
     called_with: Arguments | None = field(default=None, compare=False)
+
+    def rehearse(self, batch: Batch) -> None:
+        """A step of the user's that calls parts of the model alone, as of a generator and its critic, runs whole."""
+        if self.own_step and self.called_with is None:
+            self.step(self, batch)
+        else:
+            self.predict(batch)
 
     def arguments(self, batch: Batch) -> Arguments:
         """Arguments of the model, the entries of a nested batch included."""

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from optexp.program import Batch
 from optexp.python_state.slots import Slot
+from optexp.support.hooks import takes_hooks
 from optexp.user_code.drawn_alike import Seeded, compiled_code_draws_alike
 from optexp.user_code.learning import new_optimizer
 from optexp.user_code.left_gradients import follow, learn
 from optexp.user_code.own_optimizers import steps_alone
-from optexp.user_code.own_program import OwnProgram
+from optexp.user_code.own_program import UNCALLED, OwnProgram
+from optexp.user_code.parameter_attributes import follow_attributes
 from optexp.user_code.script_step import first_call
 from optexp.user_code.step_state import TrackedStepState
 from optexp.user_code.train_step import TrainStep
@@ -40,9 +42,12 @@ def tried(own: UserWorkload, program: OwnProgram, function: Callable[..., Any], 
     if not own.odd_batch:
         first = first_call(program, lambda: learn(step, program, batch, function, {}))
         program = replace(program, called_with=None if first is None else (first.args, first.kwargs))
+        own.remarks += [UNCALLED] if first is None and takes_hooks(program.model) else []
         if note := follow(program, function, {}):
             own.remarks.append(note)
-    if step.replays or not draws_by_itself(program, batch):
+    draws = not step.replays and draws_by_itself(program, batch)
+    follow_attributes(state, program.model)
+    if not draws:
         return program
     own.remarks.append(compiled_code_draws_alike())
     alike = Seeded(function)

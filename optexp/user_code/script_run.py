@@ -28,6 +28,7 @@ from optexp.support.marks import Mark, stopping_at
 from optexp.user_code.implied_parts import with_implied
 from optexp.user_code.importing import spoken
 from optexp.user_code.marked_loop import FACTORY, FUNCTION, INDEX, MarkedLoop, Span, marked_loop
+from optexp.user_code.once_only import several_times
 
 INTEGRATIONS = str(Path(__file__).parents[1] / "integrations")  # has marked loops itself
 YIELD_FROM = (dis.opmap["GET_YIELD_FROM_ITER"], dis.opmap["SEND"])
@@ -95,7 +96,7 @@ def run(path: Path, arguments: Sequence[str]) -> Reached:
     sys.argv = [str(path), *arguments]
     if str(script.path.parent) not in sys.path:
         sys.path.insert(0, str(script.path.parent))
-    with stopping_at(script.at_mark) as made, _no_signals():
+    with stopping_at(script.at_mark) as made, _no_signals(), several_times():
         script.start()
         script.stopped.wait()
     if isinstance(script.error, SystemExit):

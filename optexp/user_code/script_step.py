@@ -94,8 +94,8 @@ class Body:
         loop, learns = self.reached.loop, self.reached.mark.optimizer is not None
         named = {name: variables[name] for name in (loop.losses if learns else loop.results) if name in variables}
         tensors = {name: value for name, value in named.items() if flatten(value)}
-        if not learns and flatten(model.returned):  # names may hold anything else, such as a moved batch
-            tensors["model"] = model.returned
+        if not learns and flatten(model._optexp.returned):  # names may hold anything else, such as a moved batch
+            tensors["model"] = model._optexp.returned
         return next(iter(tensors.values())) if len(tensors) == 1 else tensors or None
 
 
@@ -106,32 +106,22 @@ def unwrapped(optimizer: Any) -> Any:
 
 
 class ScriptModel(Model):
-    """Methods of the user's class run with this object as `self`, so that their calls of the model are the program's.
-
-    called:   in this step;  returned: by the last call
-    """
-
-    __class__ = property(lambda self: type(self.model))  # type: ignore[assignment]
-    called, returned = False, None
+    """Methods of the user's class run with this object as `self`: their calls of the model are the program's."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        found = self.call(*args, **kwargs)
-        self.__dict__.update(called=True, returned=found)
-        return found
+        stand = self._optexp
+        stand.returned = stand.call(*args, **kwargs)
+        stand.called = True
+        return stand.returned
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self.model, name)
-        if isinstance(value, MethodType) and value.__self__ is self.model and users(type(self.model)):
+        model = self._optexp.owner(name)
+        value = getattr(model, name)
+        if isinstance(value, MethodType) and value.__self__ is model and users(type(model)):
             function = value.__func__
             if name != "forward" and isinstance(function, FunctionType) and function.__module__ != nn.Module.__module__:
                 return MethodType(function, self)
         return value
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("model", "call", "zero_grad"):
-            self.__dict__[name] = value
-        else:
-            setattr(self.model, name, value)
 
 
 @dataclass(frozen=True)
@@ -147,9 +137,11 @@ class Inference:
 
     def __call__(self, program: Program, batch: Batch) -> Outputs:
         model = ScriptModel(program, Optimizer(None, ()))  # type: ignore[arg-type]
-        model.zero_grad = program.model.zero_grad  # as where gradients of inputs are wanted, or updates are by hand
+        model._optexp.zero_grad = (
+            program.model.zero_grad
+        )  # as where gradients of inputs are wanted, or updates are by hand
         found = self.body(model, self.unpack(batch), None)
-        if model.called:
+        if model._optexp.called:
             self.met.add(program.model)
         elif program.model in self.met:
             raise NoReference(

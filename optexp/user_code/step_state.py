@@ -70,7 +70,7 @@ class TrackedStepState:
     @property
     def present(self) -> nn.Module:
         """The model of the last call, which a strategy may have put in the place of `model`."""
-        found: nn.Module = self.handed["model"].model if self.handed else self.model
+        found: nn.Module = self.handed["model"]._optexp.model if self.handed else self.model
         return found
 
     def _own(self) -> frozenset[int]:
@@ -105,6 +105,11 @@ class TrackedStepState:
             except Exception as error:  # a list may come to hold anything
                 self._lose(name, error)
         return found
+
+    def tensors(self) -> list[Tensor]:
+        """Tensors of variables that were there before the first call. What calls make, as a loss, is no state."""
+        values = [slot.read() for slot in self.slots.values() if slot.held is not MISSING]
+        return [leaf for leaf in tree_flatten(values)[0] if isinstance(leaf, Tensor)]
 
     def write(self, remembered: Remembered) -> None:
         for name in remembered.keys() & self.slots.keys():

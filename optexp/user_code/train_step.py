@@ -133,14 +133,15 @@ class TrainStep:
             program.step_state.handed = self.handed
         model, optimizer = self.handed["model"], self.handed["optimizer"]
         optimizer.begin(program.optimizer, parameters, looks)
-        model.begin(program, optimizer)
+        model._optexp.begin(program, optimizer.zero_grad)
         return model, optimizer
 
     def _not_one(self, steps: int) -> str:
         how = ", in replays of CUDA graphs too," if self.replays else ""
+        by_hand = "" if steps else "; a step that updates parameters by hand needs a file without get_optimizer()"
         return (
             f"train_step called optimizer.step(){how} {steps} times: a call must be one whole optimizer step"
-            " (accumulate over parts of the batch inside it)"
+            f" (accumulate over parts of the batch inside it{by_hand})"
         )
 
     def _begin(self, program: Program, optimizer: Optimizer) -> None:
@@ -263,10 +264,19 @@ class Optimizer:
             handle.remove()
 
     def take_others(self) -> None:
-        """Count the steps of other optimizers as one step, if there were any."""
+        """Count the steps of other optimizers, or an update by hand, as one step, if there were any.
+
+        An update by hand takes the gradients that it leaves. Zeros that it leaves are cleared gradients.
+        """
         if self.others:
             self.steps += 1
             self.taken = [self.others.get(id(parameter)) for parameter in self.parameters]
+        elif isinstance(self.optimizer, NotCalled) and self.optimizer.by_hand and not self.steps:
+            self.steps += 1
+            if not any(_has_value(p.grad) for p in self.left if p.grad is not None):
+                for parameter in self.parameters:
+                    parameter.grad = None
+            self.taken = [parameter.grad for parameter in self.parameters]
 
     @property
     def left(self) -> list[torch.nn.Parameter]:
@@ -318,39 +328,76 @@ class Optimizer:
         return copy.deepcopy(self.optimizer, memo)
 
 
-class Model:
-    """A model whose call is what strategies made of it; attributes are the model's."""
+@dataclass
+class Stand:
+    """What a `Model` stands for in one call of the user's function.
 
-    __class__ = property(lambda self: type(self.model))  # type: ignore[assignment]
+    own:       the user's model, which a strategy may have put inside another module
+    model:     the program's;  call: what strategies made of its call
+    zero_grad: of the optimizer
+    called:    in this step;  returned: by the last call
+    """
+
+    own: Any
+    model: Any
+    call: Callable[..., Any]
+    zero_grad: Callable[..., Any]
+    called: bool = False
+    returned: Any = None
+
+    def begin(self, program: Program, zero_grad: Callable[..., Any]) -> None:
+        """Begin a call of the user's function."""
+        self.model, self.call, self.zero_grad = program.model, program.call, zero_grad
+
+    def owner(self, name: str) -> Any:
+        """The module that has an attribute: the program's model, or the user's inside it."""
+        inside = not hasattr(self.model, name) and any(module is self.own for module in self.model.modules())
+        return self.own if inside else self.model
+
+
+class Model:
+    """A model whose call is what strategies made of it; attributes are the model's.
+
+    It has one name of its own, `_optexp`: a user's model may have any other.
+    """
+
+    __class__ = property(lambda self: type(self._optexp.own))  # type: ignore[assignment]
+    _optexp: Stand
 
     def __init__(self, program: Program, optimizer: Optimizer) -> None:
-        self.begin(program, optimizer)
-
-    def begin(self, program: Program, optimizer: Optimizer) -> None:
-        """Begin a call of the user's function."""
-        model: Any = program.model
-        self.model, self.call, self.zero_grad = model, program.call, optimizer.zero_grad
+        stand = Stand(program.model, program.model, program.call, optimizer.zero_grad)
+        object.__setattr__(self, "_optexp", stand)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.call(*args, **kwargs)
+        return self._optexp.call(*args, **kwargs)
+
+    @property
+    def zero_grad(self) -> Callable[..., Any]:
+        return self._optexp.zero_grad
 
     def __iter__(self) -> Iterator[Any]:  # of a Sequential, a ModuleList or a ModuleDict
-        return iter(self.model)
+        return iter(self._optexp.owner("__iter__"))
 
     def __getitem__(self, key: Any) -> Any:
-        return self.model[key]
+        return self._optexp.owner("__getitem__")[key]
 
     def __contains__(self, key: Any) -> bool:
-        return key in self.model
+        return key in self._optexp.owner("__contains__")
 
     def __len__(self) -> int:
-        return len(self.model)
+        return len(self._optexp.owner("__len__"))
 
     def __bool__(self) -> bool:
-        return bool(self.model)
+        return bool(self._optexp.owner("__len__"))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
+        return getattr(self._optexp.owner(name), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._optexp.owner(name), name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._optexp.owner(name), name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return copy.deepcopy(self.model, memo)
+        return copy.deepcopy(self._optexp.model, memo)

@@ -18,6 +18,7 @@ from optexp.program import (
     ResidentFeed,
     clear_gradients,
     flatten,
+    is_training,
     preserved,
     tensors_of,
     to_device,
@@ -58,7 +59,7 @@ def _lazy(model: nn.Module) -> bool:
 
 
 def _size(program: Program, batch: Batch) -> None:
-    trains = program.model.training
+    trains = is_training(program.model)
     program.model.eval()
     with torch.no_grad():
         program.predict(batch)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -72,6 +72,8 @@ OTHERS = (
     "the optimizer holds tensors that the model does not, which are put back before a step for a train_step alone:"
     " hold them in the model, or define train_step(model, batch, optimizer)"
 )
+
+CONVERTED = " (dtype=)"  # ends notes on parameters and inputs whose precision the setting overrides
 
 
 @dataclass
@@ -157,7 +159,8 @@ class UserWorkload(Workload):
         return "its loader" if self.parts.loader is not None else "its inputs"
 
     def first_call(self, model: nn.Module, batch: Batch) -> AbstractContextManager[None]:
-        return naming_inputs(model, batch, self.inputs_key)
+        converted = [remark for remark in self.remarks if remark.endswith(CONVERTED)]
+        return naming_inputs(model, batch, self.inputs_key, converted)
 
     def notes(self) -> list[str]:
         return list(dict.fromkeys(self.remarks))
@@ -288,7 +291,7 @@ class UserWorkload(Workload):
         """
         self.remarks = self.__dict__.get("remarks", [])
         given = self.given.give(torch.Generator(device).manual_seed(0), 1)[0]
-        if is_nested(given):
+        if is_nested(given) or self.keeps_others(given):
             layout = Layout.nested(given, model, self.labels if labels is None else labels)
             self.leading = [leading_size(tensors_of(layout.pack(given)))]
             if layout.of_loss and not self.own_step:
@@ -299,8 +302,15 @@ class UserWorkload(Workload):
             raise ConfigError(f"a batch is {kind(given)}: there is no tensor in it")
         self.leading = [leading_size(tensors)]
         self.note_conversion("inputs", tensors.values(), dtype)
-        constants = constants_of(given, constants, self.parts.loader is not None, self.remarks)
+        constants = constants_of(constants, self.parts.loader is not None, self.remarks)
         return Layout.of(given, tensors, self.find_labels(list(tensors), model, labels), constants)
+
+    def keeps_others(self, given: Any) -> bool:
+        """Whether entries of a loader's batch that are no tensors stay in it: texts beside images, by their place or
+        for a step that may read them. A model that is called with a mapping's entries does not take them."""
+        if self.parts.loader is None or not isinstance(given, (Mapping, list, tuple)):
+            return False
+        return all(divide(given)) and (bool(self.own_step) or not isinstance(given, Mapping))
 
     def find_labels(self, names: list[str], model: nn.Module, count: int | None) -> list[str]:
         """Entries of a batch that only the loss sees."""
@@ -328,4 +338,4 @@ class UserWorkload(Workload):
         found = {t.dtype for t in tensors if t.is_floating_point()} - {dtype, torch.float32}
         if found:
             names = ", ".join(sorted(dtype_name(other) for other in found))
-            self.remarks.append(f"{what} in {names} became {dtype_name(dtype)} (dtype=)")
+            self.remarks.append(f"{what} in {names} became {dtype_name(dtype)}{CONVERTED}")

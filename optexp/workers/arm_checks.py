@@ -17,7 +17,7 @@ from optexp.equivalence.poison import stain
 from optexp.equivalence.step_digest import Digest, digest
 from optexp.equivalence.trajectory import RATES
 from optexp.measurement import clock
-from optexp.program import Batch, map_batch, tensors_of
+from optexp.program import Batch, is_training, map_batch, tensors_of
 from optexp.support import own_code
 from optexp.workers.arm_program import draw
 from optexp.workers.arm_timing import Timing, same_values
@@ -256,7 +256,7 @@ class Checks(Timing):
 
     def configuration(self) -> dict[str, Any]:
         """Global settings as they are now, and the mode of the model."""
-        return {**process_state.settings(), "model.training": self.program.model.training}
+        return {**process_state.settings(), "model.training": is_training(self.program.model)}
 
     def replaced(self) -> list[str]:
         """What this process measures time with or reads results by, and a strategy has replaced."""

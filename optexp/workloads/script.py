@@ -21,6 +21,7 @@ from optexp.program import Batch, Feed, Program, ResidentFeed, keeping, map_batc
 from optexp.program.feeds import LoaderFeed
 from optexp.records.patch import Patch
 from optexp.strategy import Notes, Strategy, UserFile
+from optexp.support.hooks import takes_hooks
 from optexp.user_code.adapters import Maker, Then, at_home, endless, kind, leading_size, seed_all
 from optexp.user_code.drawn_alike import compiled_code_draws_alike, draws
 from optexp.user_code.find_marks import require_mark
@@ -28,7 +29,8 @@ from optexp.user_code.given_batches import GivenBatches
 from optexp.user_code.importing import require_file
 from optexp.user_code.left_gradients import follow, learn
 from optexp.user_code.misplaced_mark import misplaced
-from optexp.user_code.own_program import OwnProgram
+from optexp.user_code.own_program import UNCALLED, OwnProgram
+from optexp.user_code.parameter_attributes import follow_attributes
 from optexp.user_code.parts import Parts
 from optexp.user_code.script_batches import BatchForm
 from optexp.user_code.script_run import Reached, run
@@ -213,15 +215,18 @@ class Script(Workload):
         prime(program)
         batch = self.in_dtype(self.batch(torch.Generator(device).manual_seed(0)), dtype)
         with InFloat64() if dtype is torch.float64 else nullcontext():
-            first = first_call(program, lambda: self._try_first(program, batch, had)) or FirstCall()
+            first = first_call(program, lambda: self._try_first(program, batch, had))
             if draws(lambda: self._tried(program, batch), device):
                 self.remarks.append(compiled_code_draws_alike())
                 program = self._program(Body(self.reached, draws=True), model, optimizer, device, dtype)
         if self.learns and (note := follow(program, self.reached.function, had)):
             self.remarks.append(note)
-        if already := starts_from(self.reached, first):
+        if isinstance(program.step_state, TrackedStepState):
+            follow_attributes(program.step_state, model)
+        self.remarks += [UNCALLED] if first is None and takes_hooks(model) else []
+        if already := starts_from(self.reached, first or FirstCall()):
             self.remarks.append(f"the script starts from {', '.join(already)}, in both arms")
-        return keeping(replace(program, called_with=(first.args, first.kwargs)))
+        return keeping(replace(program, called_with=None if first is None else (first.args, first.kwargs)))
 
     def _program(
         self, body: Body, model: nn.Module, optimizer: Any, device: torch.device, dtype: torch.dtype

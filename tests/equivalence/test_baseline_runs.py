@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from optexp.equivalence.judge import Judge
 from optexp.equivalence.noise import RUNS
 from optexp.equivalence.observation import Observation, observed
 from optexp.equivalence.yardsticks import SetYardsticks
 from optexp.errors import NoReference
-from optexp.strategy import REASSOCIATES
+from optexp.strategy import REASSOCIATES, Contract
 from tests.equivalence.conftest import CPU
 
 
@@ -95,3 +96,20 @@ def test_a_run_that_is_no_measure_leaves_equivalence_undecided(
     seen = run(judge, net)
     with pytest.raises(NoReference, match=message):
         judge.yardstick(0, seen | change)
+
+
+@pytest.mark.parametrize("contract", [REASSOCIATES, Contract("PRECISION", "bfloat16")])
+def test_a_program_that_gives_nan_in_float64_too_is_no_measure_at_any_precision(contract: Contract, net: type) -> None:
+    workload = net(mode="forward", make=lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4), Log()))
+    judge = Judge(workload, CPU, torch.float32, 7, contract)
+    judge.draw(0, 1)
+    seen = observed(workload.build(CPU, torch.float32, 7), judge.batches[0])
+    with pytest.raises(
+        NoReference, match=r"32 of 32 elements of .* are NaN, so .*, and in float64, too: mend the program"
+    ):
+        judge.yardstick(0, seen)
+
+
+class Log(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (-x.square()).log()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor, nn
 
 from optexp.equivalence.nature import OTHER, ROUNDING, nature
 from optexp.equivalence.tensor_math import rms
+from optexp.program import Program
+from optexp.strategies.amp import under_autocast
+from optexp.strategy import precision
 from optexp.workloads.softmax import Softmax
 from tests.equivalence.conftest import Net
 
@@ -167,3 +171,23 @@ def test_what_is_larger_than_float32_rounds_by_is_not_called_rounding_alone(chec
     found = check(Summing(rows=4096, columns=16), change)
     assert f"less exact than the baseline by {found.worst.error_ratio:.3g}×" in found.headline
     assert words in found.headline
+
+
+class Choice(nn.Module):
+    """The row of a table that scores choose which bfloat16 can hardly tell apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score, self.table = nn.Linear(192, 16), nn.Embedding(16, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table((1 + 1e-3 * self.score(x.flatten(1))).argmax(1))
+
+
+def test_another_choice_at_lower_precision_is_not_blamed_on_the_strategy(check) -> None:
+    def amp(program: Program) -> Program:
+        return replace(program, forward=under_autocast(program.call, torch.device("cpu"), torch.bfloat16))
+
+    found = check(Net(mode="forward", make=Choice), amp, precision("bfloat16"))
+    assert not found.ok
+    assert found.failures[0].message.startswith("plain autocast is as far off")

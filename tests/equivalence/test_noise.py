@@ -150,3 +150,13 @@ def test_noise_reaches_modules_that_are_called_under_vmap() -> None:
         noised = vmap(grad(step), (None, 0))(params, x)["weight"]
     assert plain.shape == noised.shape
     assert 0 < float((plain - noised).abs().max()) < 1e-3
+
+
+def test_gradients_of_gradients_are_disturbed_too() -> None:
+    """Of a gradient penalty: where a gradient is differentiated, hooks may get none."""
+    critic = nn.Sequential(nn.Conv2d(3, 4, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(4, 1, 4))
+    images = torch.rand(2, 3, 8, 8, requires_grad=True)
+    with noisy(critic, seed=1):
+        (slope,) = torch.autograd.grad(critic(images).sum(), images, create_graph=True)
+        (critic(images.detach()).mean() + (slope.flatten(1).norm(dim=1) - 1).square().mean()).backward()
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in critic.parameters())

@@ -1,4 +1,4 @@
-"""Training steps with optimizers of their own, which the first call makes: they need no get_optimizer()."""
+"""Training steps with optimizers of their own, which the first call makes, or updates by hand: no get_optimizer()."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from optexp.equivalence.fp64_reference import Fp64Reference
+from optexp.equivalence.fp64_variants import is_smooth
 from optexp.program import NotCalled, Program
 from optexp.strategies.compiled_optimizer import CompiledOptimizer
 from optexp.strategies.fused_optimizer import FusedOptimizer
@@ -77,8 +79,39 @@ OTHERS_OF_OBJECT = {
     "an average": ("0.1)\n        self.steps", "0.11)\n        self.steps"),
     "a count": ("self.steps += 1", "self.steps += 2"),
 }
+BY_HAND = (
+    STEP[: STEP.index("own = {}")].replace(", sparse=True", "")
+    + """
+def train_step(model, batch, optimizer):
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.5 * p.grad
+            p.grad.zero_()
+    return loss
+"""
+)
+OTHERS_BY_HAND = {
+    "nothing": ("0.5", "0.5"),
+    "a rate": ("0.5 *", "0.5005 *"),
+    "a frozen layer": ("p in model.parameters():", "p in model.rows.parameters():"),
+}
+OF_PARAMETERS = BY_HAND.replace(
+    "p -= 0.5 * p.grad",
+    "p.kept = 0.9 * getattr(p, 'kept', torch.zeros_like(p)) + p.grad; p.data -= 0.1 * p.kept",
+)
+OTHERS_OF_PARAMETERS = {"nothing": ("0.9", "0.9"), "momentum": ("0.9 *", "0.8 *")}
 CASES = [(STEP, *other) for other in OTHERS.values()] + [(OBJECT, *other) for other in OTHERS_OF_OBJECT.values()]
-NAMES = [*OTHERS, *(f"{name} in an object" for name in OTHERS_OF_OBJECT)]
+CASES += [(BY_HAND, *other) for other in OTHERS_BY_HAND.values()]
+CASES += [(OF_PARAMETERS, *other) for other in OTHERS_OF_PARAMETERS.values()]
+NAMES = [
+    *OTHERS,
+    *(f"{name} in an object" for name in OTHERS_OF_OBJECT),
+    *(f"{name} by hand" for name in OTHERS_BY_HAND),
+]
+NAMES += [f"{name} in parameters" for name in OTHERS_OF_PARAMETERS]
 
 
 class Apart(Module):
@@ -111,6 +144,7 @@ def test_another_step_is_verified_if_nothing_differs(check, text: str, right: st
 def test_no_strategy_can_change_an_optimizer_that_no_step_calls(tmp_path: Path) -> None:
     given = workload(tmp_path).build(CPU, torch.float32, 0)
     assert isinstance(given.optimizer, NotCalled)
+    assert not given.optimizer.by_hand
     for strategy in (FusedOptimizer(), CompiledOptimizer()):
         assert "optimizers of its own" in str(strategy.unsupported(given, CPU))
 
@@ -120,3 +154,50 @@ def test_a_step_that_calls_what_it_is_given_has_the_default(tmp_path: Path) -> N
     made = Module(path=str(tmp_path / "port.py"), mode="train")
     assert isinstance(made.build(CPU, torch.float32, 0).optimizer, torch.optim.AdamW)
     assert any("AdamW" in note for note in made.notes())
+
+
+SIGNS = BY_HAND.replace("p -= 0.5 * p.grad", "p -= 0.01 * p.grad / (p.grad.abs() + 1e-12)").replace("_norm_", "_value_")
+
+
+@pytest.mark.parametrize(("text", "smooth"), [(BY_HAND, True), (SIGNS, False), (STEP, False)])
+def test_updates_by_hand_that_jump_are_known(text: str, smooth: bool, tmp_path: Path) -> None:
+    fp64 = Fp64Reference(workload(tmp_path, text), CPU, torch.float32, 0)
+    fp64.draw(1, 1, "normal")
+    fp64.step(0, fp64.initial)
+    assert is_smooth(fp64, 0, fp64.initial) is smooth
+
+
+CARRIED = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head, self.hidden = nn.GRUCell(6, 8), nn.Linear(8, 3), None
+    def forward(self, x):
+        self.hidden = self.cell(x, self.hidden if self.hidden is None else self.hidden.detach())
+        return self.head(self.hidden), self.hidden
+
+def get_inputs(): return [torch.randn(4, 6)]
+"""
+OF_A_STEP = """
+hidden = None
+def train_step(model, batch, optimizer):
+    global hidden
+    model.hidden = hidden
+    out, hidden = model(batch[0])
+    model.hidden = None
+    optimizer.zero_grad()
+    loss = out.square().mean()
+    loss.backward()
+    optimizer.step()
+    return {"loss": loss, "hidden": hidden}
+"""
+
+
+@pytest.mark.parametrize(("text", "mode"), [(CARRIED, "forward"), (CARRIED + OF_A_STEP, "train")])
+def test_a_state_that_a_step_returns_is_there_for_the_next(check, text: str, mode: str, tmp_path: Path) -> None:
+    made = workload(tmp_path, text)
+    made.mode = mode
+    assert check(made, lambda program: program).ok

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from optexp.equivalence.fp64_reference import Fp64Reference
+from optexp.equivalence.input_families import ONE_BY_ONE
+from optexp.equivalence.live_inputs import dead_inputs
+from optexp.errors import NoReference
 from optexp.program import Program, Snapshot
 from optexp.strategies.amp import Amp
 from optexp.strategy import REASSOCIATES, precision
@@ -200,3 +205,60 @@ def test_a_step_that_draws_random_numbers_is_verified(check, right: str, wrong: 
         made = Module(path=workload.path, mode="train")
         made.build(CPU, torch.float32, 0)
         assert any("draws random numbers" in note for note in made.notes())
+
+
+ALTERNATING = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(32, 8), nn.BatchNorm1d(8), nn.ReLU())
+        self.head = nn.Linear(8, 10)
+    def forward(self, x): return self.head(self.body(x))
+calls = 0
+def get_optimizer(params): return torch.optim.SGD(params, lr=0.1)
+def train_step(model, batch, optimizer):
+    global calls
+    calls += 1
+    found = model.body(batch[0])
+    loss = nn.functional.cross_entropy(model.head(found if calls % 2 == 0 else found.detach()), batch[1])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+
+
+def test_a_gradient_that_is_zero_in_the_second_step_is_judged_by_its_terms(check, tmp_path):
+    def rounded(by):
+        def change(program):
+            program.model.body[0].bias.register_hook(lambda gradient: gradient + by)
+            return program
+
+        return change
+
+    found = check(written(tmp_path, ALTERNATING), rounded(1e-9))
+    assert found.ok
+    assert not found.undecided
+    assert not check(written(tmp_path, ALTERNATING), rounded(1e-3)).ok
+
+
+REPLAY = """
+memory = [(torch.zeros(16, 32), torch.zeros(16, dtype=torch.int64))]
+def get_optimizer(params): return torch.optim.SGD(params, lr=0.1)
+def train_step(model, batch, optimizer):
+    x, y = memory[-1]
+    memory.append(tuple(batch))
+    loss = nn.functional.cross_entropy(model(x.to(model[0].weight.dtype)), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+
+
+def test_inputs_that_only_later_steps_read_matter(tmp_path):
+    for text, read in ((REPLAY, True), (REPLAY.replace("memory[-1]", "memory[0]"), False)):
+        fp64 = Fp64Reference(written(tmp_path, text), CPU, torch.float32, 0)
+        fp64.draw(1, 3, ONE_BY_ONE)
+        with nullcontext() if read else pytest.raises(NoReference, match="depends on no input"):
+            assert dead_inputs(fp64) == []

@@ -150,6 +150,22 @@ def test_the_terms_of_a_gradient_that_cancels_are_known() -> None:
     assert not terms.of(weight.grad)
 
 
+def test_terms_that_cancelled_themselves_count_in_sums_of_them() -> None:
+    """A bias that adds the same to all places: first each image's sum cancels, then there is nothing left to add."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, affine=True), nn.ReflectionPad2d(1), nn.Conv2d(8, 8, 3),
+        nn.InstanceNorm2d(8), nn.Conv2d(8, 4, 3),
+    ).double()  # fmt: skip
+    with Terms() as terms:
+        model(torch.randn(4, 3, 9, 9, dtype=torch.float64)).square().sum().backward()
+    weight, bias = model[1].weight.grad, model[1].bias.grad
+    assert weight is not None
+    assert bias is not None
+    assert terms.of(bias) > 1e10 * float(bias.abs().max())
+    assert not terms.of(weight)
+
+
 def test_a_bias_before_a_batch_norm_is_verified_by_its_terms(check, net) -> None:
     """Rounding is all there is of its gradient; a bias that does something is seen."""
 

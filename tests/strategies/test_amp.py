@@ -184,6 +184,16 @@ def test_a_step_may_call_the_model_otherwise_than_by_its_batch(build):
     assert notes["operations"] == {"addmm": 1, "mul": 1}  # of the model's call, without backward and loss
 
 
+class Masked(torch.nn.Linear):
+    """The least number of float32, which bfloat16 does not have."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).masked_fill(x > 0, torch.finfo(x.dtype).min)
+
+
 def test_a_step_that_calls_parts_of_the_model_by_themselves_is_a_reason(build):
     def whole(model, batch, optimizer):
         model(batch[0]).sum().backward()
@@ -201,6 +211,8 @@ def test_a_step_that_calls_parts_of_the_model_by_themselves_is_a_reason(build):
     before = [p.clone() for p in model.parameters()]
     with pytest.raises(Unsupported, match="train_step does not run where only the model's own call is under autocast"):
         Amp().apply(replace(program, step=TrainStep(parts, lambda b: b)))
+    with pytest.raises(Unsupported, match=r"the model does not run under autocast .*: cast what fails to float32"):
+        Amp().apply(replace(program, model=Masked(), step=TrainStep(whole, lambda b: b)))
     Amp().apply(replace(program, step=TrainStep(whole, lambda b: b)))
     assert all(map(torch.equal, model.parameters(), before))  # tried out, and put back
 

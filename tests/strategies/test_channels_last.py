@@ -12,6 +12,7 @@ from optexp.strategies.inplace import Inplace
 from optexp.trace import Kernel, Span, Trace
 from optexp.workloads.lenet5 import LeNet5
 from optexp.workloads.mlp import Mlp
+from optexp.workloads.module import Module
 from optexp.workloads.training import Training
 
 LENET = LeNet5(batch_size=4, optim="sgd")
@@ -89,3 +90,32 @@ def test_stacks_with_lower_precision_and_capture(build, observe, captured: bool)
         for name, value in plain.items():
             assert (ours[name].float() - value.float()).abs().mean() < 1e-2, name
     assert program.model[3].weight.grad.is_contiguous(memory_format=LAST)
+
+
+PARTS = """
+import torch
+from torch import nn
+class Model(nn.ModuleDict):
+    def __init__(self): super().__init__({"G": nn.ConvTranspose2d(8, 3, 4), "D": nn.Conv2d(3, 4, 3)})
+def get_inputs(): return [torch.rand(2, 3, 4, 4)]
+def get_optimizer(params): return torch.optim.SGD(params, 0.1)
+def train_step(model, batch, optimizer):
+    loss = (model["D"](model["G"](batch[0].mean() * torch.ones(2, 8, 1, 1))) - model["D"](batch[0])).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+
+
+def test_a_step_that_calls_parts_of_its_model_alone_is_seen_whole(tmp_path):
+    (tmp_path / "parts.py").write_text(PARTS)
+    workload = Module(path=str(tmp_path / "parts.py"), mode="train")
+    program = workload.build(torch.device("cpu"), torch.float32, 0)
+    program.feed.reset(workload.batches(torch.Generator().manual_seed(0), 1))
+    _, notes = ChannelsLast().apply(program)
+    assert sum(notes["after"].values()) == 3
+    assert notes["after"]["last"] > notes["before"]["last"]
+    assert any("never model(...)" in note for note in workload.notes())
+    _, notes = Amp().apply(program)
+    assert "the step never calls model(...)" in Amp().evidence(Trace(steps=()), Trace(steps=()), notes, {}).text

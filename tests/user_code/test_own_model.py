@@ -103,8 +103,14 @@ CONV = "self.conv = nn.Conv2d(3, 2, 3)"
         ),
         ("Model = nn.Sequential(nn.ReLU(), nn.Conv2d(3, 2, 3))", [IMAGES], "batch: 1 (Conv2d): Given", "[4, 1, 8, 8]"),
         (model("return self.linear(x[:, :3])"), [], "`return self.linear(x[:, :3])`: mat1", "get_inputs()) is [8, 4]"),
+        (
+            model("return self.linear(x.double())", "self.linear = nn.Linear(4, 2).double()"),
+            [],
+            "`return self.linear(x.double())`: mat1",
+            "parameters in float64 became float32 (dtype=): set dtype= to what the model needs",
+        ),
     ],
-    ids=["channels", "dtype", "no-line", "inputs-of-the-file"],
+    ids=["channels", "dtype", "no-line", "inputs-of-the-file", "precision"],
 )
 def test_a_batch_that_the_model_cannot_take_is_one_sentence(
     text: str, overrides: list[str], place: str, given: str, tmp_path: Path

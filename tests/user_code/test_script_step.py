@@ -38,7 +38,7 @@ def test_calls_from_methods_of_the_class_are_the_programs() -> None:
     model: Any = ScriptModel(program, optimizer)
     x = torch.zeros(1, 2)
     assert torch.equal(model.loss(x), net(x).sum() + 100)
-    assert torch.equal(model.returned, net(x) + 100)
+    assert torch.equal(model._optexp.returned, net(x) + 100)
     assert net.calls == 1  # `self.calls += 1` reached the model
     assert model.layer is net.layer
     assert isinstance(model, Net)

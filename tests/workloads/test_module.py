@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +315,76 @@ def test_a_loader_is_part_of_the_work(tmp_path: Path) -> None:
     program.feed.pause()
 
 
+NAMED = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model, self.call, self.begin, self.own = nn.Linear(3, 2), 2.0, nn.Parameter(torch.ones(())), "a name"
+        self.factor = 1.0
+    def forward(self, x): return self.model(x) * self.begin * self.factor
+    def penalty(self): return self.model.weight.square().sum()
+def get_inputs(): return [torch.randn(4, 3)]
+def get_optimizer(params): return torch.optim.SGD(params, lr=0.1)
+def train_step(model, batch, optimizer):
+    model.factor = 3.0
+    optimizer.zero_grad()
+    loss = model(batch[0]).sum() + model.call * model.penalty() + model.model.bias.sum() + 0.0 * len(model.own)
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+
+
+class Behind(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+def test_a_train_step_sees_its_own_model_whatever_its_attributes_are_called(tmp_path: Path) -> None:
+    program = ready(written(tmp_path, NAMED, mode="train"))
+    model, (x,) = program.model, program.feed.next()
+    with torch.no_grad():
+        expected = 3 * model.model(x).sum() + 2 * model.model.weight.square().sum() + model.model.bias.sum()
+    wrapped = replace(program, model=Behind(model))
+    start = Snapshot(program)
+    for one in (program, wrapped):
+        start.restore(program)
+        torch.testing.assert_close(one.step(one, (x,))["loss"], expected)
+        assert model.factor == 3.0
+
+
+PATHS = """
+from torch.utils.data import DataLoader
+Model = lambda: nn.Linear(3, 2)
+def get_loader(): return DataLoader([(torch.randn(3), i % 2, f"{i}.png") for i in range(8)], batch_size=4)
+def get_optimizer(params): return torch.optim.SGD(params, lr=0.1)
+"""
+LOSS_OF_PATHS = """
+def loss(outputs, batch):
+    images, labels, paths = batch
+    return nn.functional.cross_entropy(outputs, labels) * len(paths[0])
+"""
+STEP_OF_PATHS = """
+def train_step(model, batch, optimizer):
+    found = loss(model(batch[0]), batch)
+    found.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return found
+"""
+
+
+@pytest.mark.parametrize("text", [LOSS_OF_PATHS, LOSS_OF_PATHS + STEP_OF_PATHS], ids=["loss", "step"])
+def test_texts_beside_tensors_stay_in_a_loaders_batch(text: str, tmp_path: Path) -> None:
+    program = ready(written(tmp_path, PATHS + text, mode="train"))
+    assert program.run()["loss"] > 0
+    assert program.feed.next().keys() == {"0", "1"}
+
+
 def test_batches_of_anything_that_can_be_iterated(tmp_path: Path) -> None:
     text = "Model = nn.Linear(3, 2)\ndef get_loader():\n    yield torch.randn(4, 3), torch.randint(2, (4,))\n"
     program = ready(written(tmp_path, text, mode="train", loss="CrossEntropyLoss"))
@@ -362,7 +433,6 @@ def test_a_training_step_of_ones_own(tmp_path: Path) -> None:
         ("class A(nn.Module): pass\nclass B(A): pass", r"workload.names.model=A \(allowed: A, B\)"),
         ("Model = nn.Tanh", r"neither get_inputs\(\) nor get_loader\(\)"),
         ("Model = nn.Tanh\ndef get_inputs(): return ['a']", "a list of str: there is no tensor"),
-        ("Model = nn.Tanh\ndef get_loader(): return [(torch.ones(1), 'a')]", "collate_fn"),
         ("Model = nn.Tanh\ndef get_loader(): return []", "no batch"),
         ("Model = nn.Tanh\ndef get_loader(): return 3", "the loader is an? int"),
     ],
@@ -467,6 +537,16 @@ def test_scripted_and_exported_models_are_put_back(made: str, tmp_path: Path) ->
     second, _ = Replace(target=f"{tmp_path}/mine.py:Model").apply(program)
     batch = program.feed.next()
     assert torch.equal(second.step(second, batch)["output"], program.step(program, batch)["output"])
+
+
+def test_a_frozen_model_has_neither_parameters_nor_a_mode(tmp_path: Path) -> None:
+    text = "Model = lambda: nn.Linear(3, 2)\ndef get_inputs(): return torch.randn(2, 3)\n"
+    text += "def frozen(model): return torch.jit.freeze(torch.jit.script(model.eval()))"
+    program = ready(written(tmp_path, text))
+    batch = program.feed.next()
+    second, _ = Replace(target=f"{tmp_path}/mine.py:frozen").apply(program)
+    assert not list(second.model.parameters())
+    torch.testing.assert_close(second.step(second, batch)["output"], program.step(program, batch)["output"])
 
 
 NESTED = """
