@@ -133,6 +133,17 @@ class OverwritesItsOutput(Cheat):
         return {"output": self.memory.copy_(output)}
 
 
+class TakesBuffersInTurn(Cheat):
+    """Thirty of them for all results: who keeps those of an epoch keeps others."""
+
+    ring: tuple[Tensor, ...] = ()
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        output = honest(program, batch)["output"]
+        self.ring = self.ring or tuple(torch.empty_like(output) for _ in range(30))
+        return {"output": self.ring[next(self.calls) % len(self.ring)].copy_(output)}
+
+
 class Lazy(Tensor):
     """Computes when somebody looks."""
 

@@ -42,6 +42,18 @@ class Chosen(Linear):
         return y, ((y * 2**20).long() % 2).nonzero()
 
 
+class Expanded(Linear):
+    """One row for all, in one place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x[:1]).expand(len(x), -1)
+
+
+class Repeated(Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x[:1]).repeat(len(x), 1)
+
+
 class Clamped(Linear):
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x).clamp(-20, 20)
