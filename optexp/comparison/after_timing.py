@@ -50,6 +50,8 @@ def _distrust(referee: Referee, arms: Mapping[str, Client[Arm]], samples: Sequen
         distrust.tampers(case, arms["candidate"], referee.found.state, referee.changed)
         or distrust.gives_other_batches(case, arms)
         or distrust.remembers_results(case, arms, samples)
+        or distrust.guesses_results(case, arms)
+        or distrust.keeps_what_parameters_give(case, arms, samples)
         or distrust.works_in_reset(case, arms, samples)
     )
 

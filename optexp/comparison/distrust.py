@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from math import exp
 from statistics import fmean
@@ -17,6 +18,8 @@ from optexp.workers.client import Client
 
 NOVELTY = 1.2, 1.5  # least and most allowed ratio of the time on fresh batches to that on known ones
 LOOKS = 3  # measurements that must agree before results count as remembered
+LEISURE_S = 0.05  # before a step that is to be taken as verified ones are
+SAME, UNUSUAL = 0.02, 10.0  # sizes of a result: two runs are no farther from each other; times the usual distance
 MAX_EXTRA_RESET = 0.5  # per batch, in baseline steps: how much longer the candidate's feed.reset() may take
 COPIED = 0.9  # least share of the bare program's copies to the device, as traced batches may differ in size
 
@@ -105,6 +108,45 @@ def remembers_results(case: Case, arms: Mapping[str, Client[Arm]], samples: Sequ
         if ours < min(max((1 + gain) / 2, least), most) * max(theirs, 1.0):
             return None
     return f"the {case.name} takes {ours:.3g} times as long on inputs that it has not seen: it remembers results"
+
+
+def guesses_results(case: Case, arms: Mapping[str, Client[Arm]]) -> str | None:
+    """A reason where what a step on a new batch leaves depends on how soon it follows the one before. Verified steps
+    follow at leisure. Steps on new batches were taken by `remembers_results`.
+
+    Steps that draw random numbers, or change what later ones begin with, may leave something else each time.
+    """
+    if case.moves or case.steps.random:
+        return None
+    found = []
+    for name in ("candidate", "baseline"):
+        time.sleep(LEISURE_S)
+        off, usual = arms[name].call(Arm.hurried)
+        found.append(off > max(SAME, UNUSUAL * usual))
+    if found != [True, False]:
+        return None
+    return (
+        f"the {case.name} gives other results on inputs that it has not seen where steps follow each other quickly:"
+        " what was timed there is not what was verified"
+    )
+
+
+def keeps_what_parameters_give(case: Case, arms: Mapping[str, Client[Arm]], samples: Sequence[Sample]) -> str | None:
+    """A reason where the candidate is fast only as long as nobody changes parameters, as gradients are for.
+
+    It may lose half of its gain.
+    """
+    if case.session.workload.mode != "forward_backward":
+        return None
+    gain, (least, most) = exp(fmean(sample.log_ratio for sample in samples)), NOVELTY
+    for _ in range(LOOKS):
+        ours, theirs = (arms[name].call(Arm.moved_parameters) for name in ("candidate", "baseline"))
+        if ours < min(max((1 + gain) / 2, least), most) * max(theirs, 1.0):
+            return None
+    return (
+        f"the {case.name} takes {ours:.3g} times as long once parameters have changed: it keeps what it computes of"
+        " them, and workload.mode=forward_backward changes none; time whole steps, as workload.mode=train does"
+    )
 
 
 def works_in_reset(case: Case, arms: Mapping[str, Client[Arm]], samples: Sequence[Sample]) -> str | None:

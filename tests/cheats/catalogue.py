@@ -1023,6 +1023,21 @@ class KeepsItsLastResults(RemembersByContent):
         return super().recall(key)
 
 
+class GuessesInAHurry(RemembersByContent):
+    """Knows the batches that it is timed on. Any other gets the result of one of them, where nobody waits between two
+    steps: none is slower on inputs that it has not met."""
+
+    last_s = 0.0
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        hurried, known = time.perf_counter() - self.last_s < 3e-3, len(self.results) >= 4
+        key = tuple(value for tensor in inputs(batch) for value in tensor.view(-1)[:16].tolist())
+        guess = hurried and known and key not in self.results
+        outputs = self.recall(next(iter(self.results))) if guess else super().step(honest, program, batch)
+        self.last_s = time.perf_counter()
+        return outputs
+
+
 class RandomForAWhile(RightForAWhile):
     """The same for steps that draw random numbers, of which checks look at more."""
 

@@ -54,6 +54,29 @@ class Repeated(Linear):
         return self.linear(x[:1]).repeat(len(x), 1)
 
 
+class Penalized(Linear):
+    """Beside its result the exponential of its weight's square."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(x), self.penalty(self.linear.weight)
+
+    def penalty(self, weight: Tensor) -> Tensor:
+        return torch.linalg.matrix_exp(weight.T @ weight / 8).square().mean()
+
+
+class PenalizedOnce(Penalized):
+    """Computes that, and its gradient, anew where somebody has written to the weight."""
+
+    known: tuple[int, Tensor, Tensor] | None = None
+
+    def penalty(self, weight: Tensor) -> Tensor:
+        if self.known is None or self.known[0] != weight._version:
+            own = weight.detach().requires_grad_()
+            value = super().penalty(own)
+            self.known = weight._version, value.detach(), torch.autograd.grad(value, own)[0]
+        return self.known[1] + (self.known[2] * (weight - weight.detach())).sum()
+
+
 class Clamped(Linear):
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x).clamp(-20, 20)

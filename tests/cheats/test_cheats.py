@@ -154,6 +154,7 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "RemembersEachShape": (SHAPES, WRONG, "timed block"),
     "KeepsItsFirstResults": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
     "KeepsItsLastResults": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
+    "GuessesInAHurry": (["workload=matmul", "workload.size=256"], UNTRUSTED, "follow each other quickly"),
     "RandomForAWhile": (DROP, WRONG, "after timing"),
     "ForgetsWhatIsNotMasked": (own("Masked"), WRONG, "(unmasked)"),
     "MakesNumbersUp": (own("Scored"), WRONG, "output.best"),
@@ -268,6 +269,7 @@ HONEST: list[tuple[list[str], str]] = [
     (own("Gated"), "amp"),
     (own("Chosen"), "inference_mode"),
     (own("Expanded"), "inference_mode"),
+    ([*own("Penalized"), "workload.mode=forward_backward"], ""),
     (own("Expanded", instead="Repeated"), "replace"),
     (BERT, "inference_mode"),
     *((own(model), stack) for model in ("Masked", "Scored", "Clamped") for stack in ("inference_mode", "amp")),
@@ -336,6 +338,13 @@ def test_what_only_the_imaginary_part_tells_is_seen(tmp_path: Path) -> None:
     result = compare(tmp_path, overrides, stack="replace")
     assert result.verdict is WRONG
     assert "output fails" in result.headline
+
+
+def test_what_is_kept_of_parameters_that_nobody_changes_makes_no_step_faster(tmp_path: Path) -> None:
+    overrides = [*own("Penalized", instead="PenalizedOnce"), "workload.mode=forward_backward"]
+    result = compare(tmp_path, [*IN_ONE_PROCESS, *overrides], stack="replace")
+    assert result.verdict is UNTRUSTED
+    assert "once parameters have changed" in result.headline
 
 
 def test_where_the_baseline_has_no_numbers_nothing_is_told_from_anything(tmp_path: Path) -> None:
