@@ -347,6 +347,12 @@ def test_what_is_kept_of_parameters_that_nobody_changes_makes_no_step_faster(tmp
     assert "once parameters have changed" in result.headline
 
 
+def test_a_first_result_that_nobody_computed_is_seen(tmp_path: Path) -> None:
+    result = compare(tmp_path, [*IN_ONE_PROCESS, *own("Linear", instead="RecordsFirst")], stack="replace")
+    assert result.verdict is WRONG
+    assert "the first step after building: output fails FIRST" in result.headline
+
+
 def test_where_the_baseline_has_no_numbers_nothing_is_told_from_anything(tmp_path: Path) -> None:
     result = compare(tmp_path, [*IN_ONE_PROCESS, *own("Overflowing")], f"{CATALOGUE}.NothingButNaN")
     assert result.verdict is Verdict.UNVERIFIED
