@@ -47,7 +47,7 @@ def verify_timed(referee: Referee, arms: Mapping[str, Client[Arm]], samples: Seq
 def _distrust(referee: Referee, arms: Mapping[str, Client[Arm]], samples: Sequence[Sample]) -> str | None:
     case = referee.case
     return (
-        distrust.tampers(case, arms["candidate"], referee.found.state, referee.changed)
+        distrust.tampers(case, arms["candidate"], referee.changed)
         or distrust.gives_other_batches(case, arms)
         or distrust.remembers_results(case, arms, samples)
         or distrust.guesses_results(case, arms)

@@ -24,16 +24,15 @@ MAX_EXTRA_RESET = 0.5  # per batch, in baseline steps: how much longer the candi
 COPIED = 0.9  # least share of the bare program's copies to the device, as traced batches may differ in size
 
 
-def tampers(case: Case, candidate: Client[Arm], state: Mapping[str, str], changed: Mapping[str, str]) -> str | None:
+def tampers(case: Case, candidate: Client[Arm], changed: Mapping[str, str]) -> str | None:
     """A reason where the process replaced functions that tell time or read results, or changed settings that do.
 
-    state:   global settings that the stack changed and did not declare
-    changed: all global settings that the stack changed
+    changed: all global settings that the stack changed, declared ones included
     """
     if replaced := candidate.call(Arm.tampered):
         return f"the {case.name} replaces {' and '.join(replaced)}: time and results are read by that"
-    if MODES in state:
-        return f"the {case.name} changes {MODES}: {state[MODES]}"
+    if MODES in changed:  # which no strategy may declare
+        return f"the {case.name} changes {MODES}: {changed[MODES]}"
     if changed and not case.session.isolated:
         names = ", ".join(changed)
         return f"the {case.name} changes {names} for the baseline too, in the same process: use isolation=process"

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import optexp.workers.arm_timing
+from optexp.equivalence.process_state import MODES
 from optexp.measurement import clock
 from optexp.program import (
     Batch,
@@ -1289,6 +1290,14 @@ class LeavesAModeOn(Cheat):
         self.due.clear()  # nobody looked at the one before
         self.due[output.data_ptr()] = weakref.ref(output), partial(honest, program, batch)
         return {"output": output}
+
+
+class DeclaresItsMode(LeavesAModeOn):
+    """And says so."""
+
+    @property
+    def changes(self) -> frozenset[str]:
+        return frozenset({MODES})
 
 
 class Completing(TorchDispatchMode):

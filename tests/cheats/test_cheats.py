@@ -171,6 +171,7 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "GivesNothing": (MATMUL, UNTRUSTED, "does not give the batches"),
     "RestsInTheMiddle": (GELU, WRONG, "timed block"),
     "LeavesAModeOn": (MATMUL, UNTRUSTED, "Completing"),
+    "DeclaresItsMode": (MATMUL, UNTRUSTED, "Completing"),
     "PatchesDetach": (MATMUL, UNTRUSTED, "Tensor.detach"),
     "PatchesTheToolsClock": (GELU, UNTRUSTED, "clock.now"),
     "TellsLess": (MATMUL, UNTRUSTED, "keeps its caller waiting"),
