@@ -65,14 +65,15 @@ class Novelty(Timing):
             if not own:
                 self.offered.exchange(fresh)
         self.program.feed.pause()
-        self.given = ()
         return _most(*seconds)
 
     def _keep_results(self, outputs: Outputs) -> None:
         """Of the last step of a block of new batches, where it was given the one whose turn it was."""
         assert self.offered is not None
         if not self.offered.written and self._given_as_offered(self.given):
-            self.in_a_row = map_batch(torch.clone, self.offered.current), self._results(outputs)
+            batch = self.given if self.offered.ahead < 0 else self.offered.current
+            self.in_a_row = map_batch(torch.clone, batch), self._results(outputs)
+        self.given = ()
 
     def _results(self, outputs: Outputs) -> dict[str, Tensor]:
         """Copies of a step's outputs, and of its gradients."""
@@ -109,7 +110,8 @@ class Novelty(Timing):
                 run = self.runner()
                 for _ in range(steps):  # until none is left that was made before the clock starts
                     run()
-                seconds[kind].append(clock.time_block(run, steps, self.device).wall_s)
+                watched = (self._keep_results, self.runner(keep=True)) if kind == ONCE else ()
+                seconds[kind].append(clock.time_block(run, steps, self.device, *watched).wall_s)
                 self.program.feed.pause()
         return _most(*seconds)
 
