@@ -71,8 +71,7 @@ class Novelty(Timing):
         """Of the last step of a block of new batches, where it was given the one whose turn it was."""
         assert self.offered is not None
         if not self.offered.written and self._given_as_offered(self.given):
-            batch = self.given if self.offered.ahead < 0 else self.offered.current
-            self.in_a_row = map_batch(torch.clone, batch), self._results(outputs)
+            self.in_a_row = map_batch(torch.clone, self.offered.current), self._results(outputs)
         self.given = ()
 
     def _results(self, outputs: Outputs) -> dict[str, Tensor]:
@@ -110,8 +109,7 @@ class Novelty(Timing):
                 run = self.runner()
                 for _ in range(steps):  # until none is left that was made before the clock starts
                     run()
-                watched = (self._keep_results, self.runner(keep=True)) if kind == ONCE else ()
-                seconds[kind].append(clock.time_block(run, steps, self.device, *watched).wall_s)
+                seconds[kind].append(clock.time_block(run, steps, self.device).wall_s)
                 self.program.feed.pause()
         return _most(*seconds)
 

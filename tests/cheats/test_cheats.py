@@ -155,7 +155,6 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "KeepsItsFirstResults": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
     "KeepsItsLastResults": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
     "GuessesInAHurry": (["workload=matmul", "workload.size=256"], UNTRUSTED, "follow each other quickly"),
-    "GuessesInAHurry from a loader": (LOADER, UNTRUSTED, "follow each other quickly"),
     "RandomForAWhile": (DROP, WRONG, "after timing"),
     "ForgetsWhatIsNotMasked": (own("Masked"), WRONG, "(unmasked)"),
     "MakesNumbersUp": (own("Scored"), WRONG, "output.best"),
