@@ -64,8 +64,10 @@ def test_a_gain_that_fresh_batches_do_not_have_is_refused(
 @pytest.mark.parametrize(("ours", "accused"), [(1.4, False), (1.6, True)])
 def test_batches_of_a_loader_are_others_in_another_order(ours: float, accused: bool) -> None:
     samples = made(constant(4e-3), constant(1e-3), processes=2)
-    arms: Any = {name: Told(novelty=None, reordered=r) for name, r in (("candidate", ours), ("baseline", 1.0))}
-    assert (remembers_results(case(BITWISE), arms, samples) is not None) is accused
+    for usual in ({"reordered": ours, "permuted": 1.0}, {"reordered": 1.0, "permuted": ours}):
+        baseline = Told(novelty=None, reordered=1.0, permuted=1.0)
+        arms: Any = {"candidate": Told(novelty=None, **usual), "baseline": baseline}
+        assert (remembers_results(case(BITWISE), arms, samples) is not None) is accused
 
 
 @pytest.mark.parametrize(

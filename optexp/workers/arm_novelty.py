@@ -3,7 +3,8 @@ whether what they leave is right there, where nobody waits between two steps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from operator import truediv
 
 import torch
@@ -112,6 +113,37 @@ class Novelty(Timing):
                 seconds[kind].append(clock.time_block(run, steps, self.device).wall_s)
                 self.program.feed.pause()
         return _most(*seconds)
+
+    def permuted(self, seed: int) -> float:
+        """`novelty` where a loader may give the same batches whatever the seed: rows in another order make others."""
+        assert self.offered is not None
+        seconds: tuple[list[float], ...] = ([], [], [])
+        for turn in turns():
+            self.restore()
+            own = list[Batch]()
+            for _ in self.batches:
+                self.offered.due += 1
+                own.append(map_batch(torch.clone, self.program.feed.next()))
+            self.program.feed.pause()
+            generator = torch.Generator().manual_seed(seed + turn)
+            others = [map_batch(partial(_permuted, state=generator.get_state()), batch) for batch in own]
+            for kind in _order(turn):
+                given = iter(own if kind == OWN else others)
+                run = partial(self._step_on, given)
+                seconds[kind].append(clock.time_block(run, len(own), self.device).wall_s)
+        return _most(*seconds)
+
+    def _step_on(self, given: Iterator[Batch]) -> Outputs:
+        return self.program.step(self.program, next(given))
+
+
+def _permuted(tensor: Tensor, state: Tensor) -> Tensor:
+    """Rows in an order that is the same for all tensors of as many; a copy of what has none."""
+    generator = torch.Generator()
+    generator.set_state(state)
+    if not tensor.dim() or tensor.layout is not torch.strided:
+        return tensor.clone()
+    return tensor[torch.randperm(len(tensor), generator=generator).to(tensor.device)]
 
 
 def _most(own: Sequence[float], once: Sequence[float], again: Sequence[float]) -> float:

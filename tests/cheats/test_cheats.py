@@ -51,6 +51,7 @@ VISION = ["workload=lenet5", "workload.batch_size=4"]
 SHAPES = ["workload=module", "workload.target=torch.nn:GELU", "workload.inputs=[{shape: [B, 64]}]"]
 SHAPES += ["workload.shapes=[{B: 24}, {B: 32}, {B: 40}, {B: 48}]"]
 LOADER = ["workload=module", f"workload.path={Path(__file__).with_name('loader.py')}"]
+VALIDATION = ["workload=module", f"workload.path={Path(__file__).with_name('validation.py')}"]
 WARMED_UP = ["workload=module", f"workload.path={Path(__file__).with_name('warmed_up.py')}", "workload.mode=train"]
 SCHEDULED = ["workload=module", f"workload.path={Path(__file__).with_name('scheduled.py')}", "workload.mode=train"]
 DETERMINISTIC = ["workload=module", f"workload.path={Path(__file__).with_name('deterministic.py')}"]
@@ -151,6 +152,7 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "NeverTheSameTwice": (LEARN, WRONG, "timed block"),
     "DropsOnlyWhenWatched": (DROP, WRONG, "timed block"),
     "RemembersByContent from a loader": (LOADER, UNTRUSTED, "has not seen"),
+    "RemembersByContent from a loader of one order": (VALIDATION, UNTRUSTED, "has not seen"),
     "RemembersEachShape": (SHAPES, WRONG, "timed block"),
     "KeepsItsFirstResults": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
     "KeepsItsLastResults": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
@@ -275,6 +277,8 @@ HONEST: list[tuple[list[str], str]] = [
     (BERT, "inference_mode"),
     *((own(model), stack) for model in ("Masked", "Scored", "Clamped") for stack in ("inference_mode", "amp")),
     (SHAPES, ""),
+    (VALIDATION, "inference_mode"),
+    (LOADER, ""),
     (SHAPES, "inference_mode"),
     (MATMUL, "inference_mode"),
     ([*INFER, "workload.dim=256"], ""),
