@@ -345,6 +345,7 @@ def test_what_only_the_imaginary_part_tells_is_seen(tmp_path: Path) -> None:
     assert "output fails" in result.headline
 
 
+@pytest.mark.slow
 def test_what_is_kept_of_parameters_that_nobody_changes_makes_no_step_faster(tmp_path: Path) -> None:
     overrides = [*own("Penalized", instead="PenalizedOnce"), "workload.mode=forward_backward"]
     result = compare(tmp_path, [*IN_ONE_PROCESS, *overrides], stack="replace")
