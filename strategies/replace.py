@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,6 @@ from optexp.strategy import (
     UserFile,
     precision,
 )
-from optexp.support.hooks import takes_hooks
 from optexp.user_code.adapters import Function, Maker, maker
 from optexp.user_code.aliasing import holdings, listed, partners
 from optexp.user_code.importing import require_file
@@ -152,20 +151,15 @@ class Replace(Strategy):
             }
             optimized = replace(program, model=new, forward=None, aliases=aliases)
         unchanged = first is not None and optimized.model is old and Contents.of(old).same_as(first)
-        calls: list[None] = []
-        seen = takes_hooks(optimized.model)
-        hook = optimized.model.register_forward_hook(lambda *_: calls.append(None)) if seen else None
-        naming = failing(f"the model that {self.asked} makes failed on a batch") if of_model else nullcontext()
-        with naming, preserved(optimized), torch.set_grad_enabled(program.trains):
-            batch = to_device(program.feed.next(), program.device)
-            optimized.step(optimized, batch) if program.own_step else optimized.predict(batch)
-            stepped = program.own_step or not seen  # by the user, who may call other methods than forward
-        if hook is not None:
-            hook.remove()
+        if of_model:  # any other is met by the first step, which must be like all others (FIRST)
+            naming = failing(f"the model that {self.asked} makes failed on a batch")
+            with naming, preserved(optimized), torch.set_grad_enabled(program.trains):
+                batch = to_device(program.feed.next(), program.device)
+                optimized.step(optimized, batch) if program.own_step else optimized.predict(batch)
         made = {"args": args, "kwargs": kwargs, "function": isinstance(optimized.model, Function)}
         made |= {"of_model": of_model, "edited": optimized.model is old, "unchanged": unchanged}
         made |= {"taken": program.trains or not of_model, "by_values": by_values}
-        return optimized, {"calls": len(calls) or int(stepped), "old": type(old).__name__, "pairs": pairs, **made}
+        return optimized, {"old": type(old).__name__, "pairs": pairs, **made}
 
     def paired(self, program: Program, new: nn.Module, made_anew: Maker) -> tuple[Pairs, bool]:
         """What the new model calls each parameter and buffer, and whether their first values say so.
@@ -215,9 +209,9 @@ class Replace(Strategy):
             text = f"{self.target} left the baseline's model as it was: it must return a model, or edit the one given"
             return Evidence(False, text)
         if notes["edited"]:
-            return Evidence(notes["calls"] > 0, f"{self.target} edited {notes['old']}")
+            return Evidence(True, f"{self.target} edited {notes['old']}")
         loaded = f"made of it, {len(notes['pairs'])} parameters and buffers kept" if notes["of_model"] else loaded
-        return Evidence(notes["calls"] > 0, f"{self.target} called in place of {notes['old']}, {loaded}")
+        return Evidence(True, f"{self.target} called in place of {notes['old']}, {loaded}")
 
     def recipe(self, notes: Notes) -> str:
         assert self.target is not None

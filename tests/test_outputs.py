@@ -44,6 +44,28 @@ def test_numbers_and_text_become_tensors(given: Any, name: str, expected: Tensor
     assert torch.equal(found, expected)
 
 
+class Detection:
+    """An object of a user's."""
+
+    def __init__(self, count: int = 2, kind: str = "a") -> None:
+        self.boxes, self.count, self.kind, self._made = torch.ones(2, 4), count, kind, 7
+
+
+def test_numbers_and_texts_of_an_object_with_tensors_are_read() -> None:
+    assert list(flatten(Detection())) == ["output.boxes"]
+    found = others({"found": [Detection(3, "b")]})
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {
+        "output.found.0.count": 3,
+        "output.found.0.kind": [98],
+    }
+
+
+def test_keys_that_read_alike_hide_nothing() -> None:
+    found = flatten({1: torch.ones(1), "1": torch.zeros(1), "a.b": torch.ones(2), "a": {"b": torch.zeros(2)}})
+    assert [float(tensor.sum()) for tensor in found.values()] == [1, 0, 2, 0]
+    assert list(others({1: 5, "1": 6}).values()) == [torch.tensor(5), torch.tensor(6)]
+
+
 @pytest.mark.parametrize("unread", [object(), b"ab", {1}, 2**70, numpy.array(["a"]), torch.float32])
 def test_what_cannot_be_read_is_named(unread: Any) -> None:
     found = others({"y": torch.ones(2), "x": unread})

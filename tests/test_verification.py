@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from optexp.comparison.case import Case, StepTraits
-from optexp.comparison.distrust import leaves_out_copies, remembers_results, works_in_reset
+from optexp.comparison.distrust import (
+    guesses_results,
+    keeps_what_parameters_give,
+    leaves_out_copies,
+    remembers_results,
+    works_in_reset,
+)
 from optexp.strategy import BITWISE, Contract, precision
 from optexp.support.draws import Draws
 from optexp.trace import Copy, Span, Trace
@@ -58,8 +64,51 @@ def test_a_gain_that_fresh_batches_do_not_have_is_refused(
 @pytest.mark.parametrize(("ours", "accused"), [(1.4, False), (1.6, True)])
 def test_batches_of_a_loader_are_others_in_another_order(ours: float, accused: bool) -> None:
     samples = made(constant(4e-3), constant(1e-3), processes=2)
-    arms: Any = {name: Told(novelty=None, reordered=r) for name, r in (("candidate", ours), ("baseline", 1.0))}
-    assert (remembers_results(case(BITWISE), arms, samples) is not None) is accused
+    for usual in ({"reordered": ours, "permuted": 1.0}, {"reordered": 1.0, "permuted": ours}):
+        baseline = Told(novelty=None, reordered=1.0, permuted=1.0)
+        arms: Any = {"candidate": Told(novelty=None, **usual), "baseline": baseline}
+        assert (remembers_results(case(BITWISE), arms, samples) is not None) is accused
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "accused"),
+    [
+        ((1.4, 0.0), (0.0, 0.0), True),  # another batch's result
+        ((0.01, 0.0), (0.0, 0.0), False),
+        ((1.4, 0.3), (0.0, 0.0), False),  # no two runs are alike
+        ((1.4, 0.0), (1.4, 0.0), False),  # nor are those of the baseline
+    ],
+)
+def test_a_result_that_depends_on_haste_is_refused(
+    ours: tuple[float, float], theirs: tuple[float, float], accused: bool
+) -> None:
+    arms: Any = {"candidate": Told(hurried=ours), "baseline": Told(hurried=theirs)}
+    session: Any = SimpleNamespace(workload=Mlp(mode="forward"))
+    plain, random, moving = (Case(session, [], "c", BITWISE, steps) for steps in (StepTraits(), *OTHER_STEPS))
+    assert (guesses_results(plain, arms) is not None) is accused
+    assert guesses_results(random, arms) is guesses_results(moving, arms) is None
+
+
+OTHER_STEPS = StepTraits(random=True), StepTraits(carries=True)
+
+
+@pytest.mark.parametrize(
+    ("mode", "ours", "theirs", "accused"),
+    [
+        ("forward_backward", 1.6, 1.0, True),
+        ("forward_backward", 1.6, 1.5, False),  # slower for everybody
+        ("forward_backward", 1.1, 1.0, False),
+        ("forward", 1.6, 1.0, False),
+    ],
+)
+def test_a_gain_that_ends_when_parameters_change_is_refused(
+    mode: str, ours: float, theirs: float, accused: bool
+) -> None:
+    arms: Any = {"candidate": Told(moved_parameters=ours), "baseline": Told(moved_parameters=theirs)}
+    samples = made(constant(4e-3), constant(1e-3), processes=2)
+    session: Any = SimpleNamespace(workload=Mlp(mode=mode))
+    reason = keeps_what_parameters_give(Case(session, [], "c", BITWISE), arms, samples)
+    assert (reason is not None) is accused
 
 
 @pytest.mark.parametrize(("ours", "quickest", "refused"), [(4e-4, 1e-3, False), (7e-4, 2e-3, True), (3e-4, 4e-4, True)])

@@ -30,6 +30,9 @@ def verify_timed(referee: Referee, arms: Mapping[str, Client[Arm]], samples: Seq
     with session.working("verification", "on inputs that it has not met"):
         if reason := _distrust(referee, arms, samples):
             raise Distrusted(reason)
+        # Of what is wrong in timed blocks too, a check below says more.
+        doubt = distrust.guesses_results(referee.case, arms)
+        doubt = doubt or distrust.keeps_what_parameters_give(referee.case, arms, samples)
     with session.working("verification", "once more, after timing"):
         fresh, findings, facts = _verify_once_more(referee, arms, seed_offset)
     found.seconds = referee.seconds
@@ -42,12 +45,14 @@ def verify_timed(referee: Referee, arms: Mapping[str, Client[Arm]], samples: Seq
     if not fresh.ok:
         found.ok, found.failures, found.worst = False, fresh.failures, fresh.worst
         found.headline = f"after timing: {fresh.headline}"
+    elif doubt:
+        raise Distrusted(doubt)
 
 
 def _distrust(referee: Referee, arms: Mapping[str, Client[Arm]], samples: Sequence[Sample]) -> str | None:
     case = referee.case
     return (
-        distrust.tampers(case, arms["candidate"], referee.found.state, referee.changed)
+        distrust.tampers(case, arms["candidate"], referee.changed)
         or distrust.gives_other_batches(case, arms)
         or distrust.remembers_results(case, arms, samples)
         or distrust.works_in_reset(case, arms, samples)

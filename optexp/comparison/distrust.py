@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from math import exp
 from statistics import fmean
@@ -17,20 +18,21 @@ from optexp.workers.client import Client
 
 NOVELTY = 1.2, 1.5  # least and most allowed ratio of the time on fresh batches to that on known ones
 LOOKS = 3  # measurements that must agree before results count as remembered
+LEISURE_S = 0.05  # before a step that is to be taken as verified ones are
+SAME, UNUSUAL = 0.02, 10.0  # sizes of a result: two runs are no farther from each other; times the usual distance
 MAX_EXTRA_RESET = 0.5  # per batch, in baseline steps: how much longer the candidate's feed.reset() may take
 COPIED = 0.9  # least share of the bare program's copies to the device, as traced batches may differ in size
 
 
-def tampers(case: Case, candidate: Client[Arm], state: Mapping[str, str], changed: Mapping[str, str]) -> str | None:
+def tampers(case: Case, candidate: Client[Arm], changed: Mapping[str, str]) -> str | None:
     """A reason where the process replaced functions that tell time or read results, or changed settings that do.
 
-    state:   global settings that the stack changed and did not declare
-    changed: all global settings that the stack changed
+    changed: all global settings that the stack changed, declared ones included
     """
     if replaced := candidate.call(Arm.tampered):
         return f"the {case.name} replaces {' and '.join(replaced)}: time and results are read by that"
-    if MODES in state:
-        return f"the {case.name} changes {MODES}: {state[MODES]}"
+    if MODES in changed:  # which no strategy may declare
+        return f"the {case.name} changes {MODES}: {changed[MODES]}"
     if changed and not case.session.isolated:
         names = ", ".join(changed)
         return f"the {case.name} changes {names} for the baseline too, in the same process: use isolation=process"
@@ -91,10 +93,13 @@ def remembers_results(case: Case, arms: Mapping[str, Client[Arm]], samples: Sequ
     gain, (least, most) = exp(fmean(sample.log_ratio for sample in samples)), NOVELTY
     for look in range(LOOKS):
         seed = case.session.draws.seed("novelty", look)
-        ours, theirs = (arms[name].call(Arm.novelty, seed=seed) for name in ("candidate", "baseline"))
+        names = "candidate", "baseline"
+        ours, theirs = (arms[name].call(Arm.novelty, seed=seed) for name in names)
         if theirs is None:  # a loader's own
-            names = "candidate", "baseline"
             ours, theirs = (arms[name].call(Arm.reordered, seed=seed) for name in names)
+            again, theirs_again = (arms[name].call(Arm.permuted, seed=seed) for name in names)
+            if again / max(theirs_again, 1.0) > ours / max(theirs, 1.0):
+                ours, theirs = again, theirs_again
         if arms["candidate"].call(Arm.met) != arms["baseline"].call(Arm.met):
             return (
                 f"the {case.name} draws other batches than the baseline from the same seed: generators of random"
@@ -105,6 +110,45 @@ def remembers_results(case: Case, arms: Mapping[str, Client[Arm]], samples: Sequ
         if ours < min(max((1 + gain) / 2, least), most) * max(theirs, 1.0):
             return None
     return f"the {case.name} takes {ours:.3g} times as long on inputs that it has not seen: it remembers results"
+
+
+def guesses_results(case: Case, arms: Mapping[str, Client[Arm]]) -> str | None:
+    """A reason where what a step on a new batch leaves depends on how soon it follows the one before. Verified steps
+    follow at leisure. Steps on new batches were taken by `remembers_results`.
+
+    Steps that draw random numbers, or change what later ones begin with, may leave something else each time.
+    """
+    if case.moves or case.steps.random:
+        return None
+    found = []
+    for name in ("candidate", "baseline"):
+        time.sleep(LEISURE_S)
+        off, usual = arms[name].call(Arm.hurried)
+        found.append(off > max(SAME, UNUSUAL * usual))
+    if found != [True, False]:
+        return None
+    return (
+        f"the {case.name} gives other results on inputs that it has not seen where steps follow each other quickly:"
+        " what was timed there is not what was verified"
+    )
+
+
+def keeps_what_parameters_give(case: Case, arms: Mapping[str, Client[Arm]], samples: Sequence[Sample]) -> str | None:
+    """A reason where the candidate is fast only as long as nobody changes parameters, as gradients are for.
+
+    It may lose half of its gain.
+    """
+    if case.session.workload.mode != "forward_backward":
+        return None
+    gain, (least, most) = exp(fmean(sample.log_ratio for sample in samples)), NOVELTY
+    for _ in range(LOOKS):
+        ours, theirs = (arms[name].call(Arm.moved_parameters) for name in ("candidate", "baseline"))
+        if ours < min(max((1 + gain) / 2, least), most) * max(theirs, 1.0):
+            return None
+    return (
+        f"the {case.name} takes {ours:.3g} times as long once parameters have changed: it keeps what it computes of"
+        " them, and workload.mode=forward_backward changes none; time whole steps, as workload.mode=train does"
+    )
 
 
 def works_in_reset(case: Case, arms: Mapping[str, Client[Arm]], samples: Sequence[Sample]) -> str | None:

@@ -193,7 +193,7 @@ def profiles(case: Case, started: Started) -> tuple[Profile, Profile]:
 def distrusted(referee: Referee, started: Started, before: Trace, after: Trace) -> str | None:
     """Why no time of the stack's process can be believed; None where it can."""
     case, (bare, arm), setup = referee.case, started.pair, started.setups[started.bare]
-    reason = distrust.tampers(case, arm, referee.found.state, referee.changed)
+    reason = distrust.tampers(case, arm, referee.changed)
     reason = reason or distrust.leaves_out_copies(case, before, after, setup.batch_bytes)
     if reason is None and (piled := piled_up(*shares(bare, arm, before, after, setup.turn))):
         reason = f"the {case.name} does not compute each step: {piled}"

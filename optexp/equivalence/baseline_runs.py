@@ -19,7 +19,7 @@ from optexp.equivalence.input_set import InputSet
 from optexp.equivalence.loss_scale import skipped
 from optexp.equivalence.noise import RUNS
 from optexp.equivalence.observation import Observation, unpacked
-from optexp.equivalence.other_changes import LARGEST, SIGNS
+from optexp.equivalence.other_changes import allowed
 from optexp.equivalence.quantities import Quantity, is_exact, measured, source
 from optexp.equivalence.tensor_math import errors, finite, identical
 from optexp.errors import NoReference
@@ -125,7 +125,8 @@ def _measure(inputs: InputSet, run: BaselineObservation) -> None:
         _allow_rounded_hyperparameters(inputs, run, exact)
         smooth = is_smooth(inputs.fp64, step, inputs.fp64.start_of(step, seen))
         for name in others.get(step, {}) if not smooth else ():
-            here.allow_share(exact[f"change/{name}"], SIGNS, LARGEST)
+            updated, known = exact[f"change/{name}"], (f"grad/{name}", f"before/param/{name}")
+            here.allow_share(updated, *allowed(updated.reference, [seen[cause] for cause in known if cause in seen]))
         here.has_rounded = True  # further runs of the step would add their scatter, and nothing else
     if unjudged and not skipped(seen):
         raise NoReference(f"float64 gives nothing to compare {', '.join(sorted(unjudged))} with")

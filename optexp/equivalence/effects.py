@@ -100,8 +100,14 @@ def _outputs(seen: Observation, baseline: Observation) -> Iterator[Finding]:
     if len(ours) == len(theirs):
         for position, (shared, expected) in enumerate(zip(ours, theirs, strict=True)):
             if shared not in (position, expected):
-                other = {-1: "an input", -2: "a parameter, a buffer or optimizer state"}.get(shared, f"output {shared}")
-                yield broken("outputs", f"output {position} shares memory with {other}; the baseline's does not")
+                yield broken("outputs", f"output {position} {_shares(shared)}; the baseline's does not")
+
+
+def _shares(shared: int) -> str:
+    if shared == -3:
+        return "has several elements in one place, as expand() leaves them"
+    other = {-1: "an input", -2: "a parameter, a buffer or optimizer state"}.get(shared, f"output {shared}")
+    return f"shares memory with {other}"
 
 
 def _replayed(seen: Observation, baseline: Observation) -> Iterator[Finding]:

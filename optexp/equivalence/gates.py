@@ -22,6 +22,7 @@ from optexp.support.tolerances import of_a_zero
 
 BLOCK_FACTOR = 4.0  # m of G3
 GRADIENT_FACTOR = 2.0  # m = m∞ of gradients of many elements, whose yardstick already holds noisy runs
+GROSS = 0.05  # of the size of elements that are far below the rest: a larger error is another result
 PRECISION_CAP = 32.0  # RMS(c−g) ≤ 32·u·s on forward outputs, whatever plain autocast does
 
 
@@ -98,6 +99,7 @@ class Limits:
     zero:       zero in exact arithmetic: all of it is rounding, of which a few runs say too little
     resolution: rounding of the stored value (RMS, largest)
     cap:        of RMS(c−g), in u·s; None for none
+    gross:      only a result that is another one fails, by G1
     """
 
     row: Tolerance
@@ -107,6 +109,7 @@ class Limits:
     zero: bool = False
     resolution: tuple[float, float] = (0.0, 0.0)
     cap: float | None = None
+    gross: bool = False
 
 
 def measure(
@@ -122,14 +125,17 @@ def measure(
     warn, fail = factors(row, known)
     peak_fail = GRADIENT_FACTOR if known else row.peak_fail
     of_zero = of_a_zero(row.unit) if limits.zero else 0.0
-    floor = max((row.peak_floor if limits.few else row.floor) * row.unit, of_zero) * scale + resolution
+    least = GROSS if limits.gross else (row.peak_floor if limits.few else row.floor) * row.unit
+    floor = max(least, of_zero) * scale + resolution
     peak_floor = max(row.peak_floor * row.unit, BLOCK_FACTOR * of_zero)
     peak_limit = peak_fail * yardstick.peak + peak_floor * scale + coarsest
-    allowed = {"G1": (found.rms, fail * yardstick.rms + floor), "G2": (found.peak, peak_limit)}
+    allowed = {"G1": (found.rms, fail * yardstick.rms + floor)}
+    if not limits.gross:
+        allowed["G2"] = found.peak, peak_limit
     if limits.cap is not None:
         allowed["CAP"] = (found.rms, limits.cap * row.unit * scale)
     block, block_ratio = 0, None
-    if found.blocks is not None:
+    if found.blocks is not None and not limits.gross:
         block, error_there, expected = _worst_block(found.blocks, yardstick, floor)
         allowed["G3"] = (error_there, BLOCK_FACTOR * expected + floor)
         block_ratio = share(error_there, max(expected, row.unit * scale))

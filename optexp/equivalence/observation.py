@@ -16,7 +16,8 @@ rule                   of the optimizer after the step (see `optexp.equivalence.
 flag/inputs_intact     1 where the step left its batch as it was
 flag/plain             1 where outputs and gradients are plain tensors, without attributes
 flag/device            for each output, by name: 1 where it lies on the program's device
-flag/aliases           for each output, by name: the first one it shares memory with, −1 for an input, −2 for state
+flag/aliases           for each output, by name: the first one it shares memory with, −1 for an input, −2 for state, −3
+                       where several of its own elements lie in one place
 flag/finished          1 where outputs no longer change after the step's own stream has computed them
 flag/random            1 where the step drew random numbers
 flag/noisy             1 with noise, whose value is the seed. Of after/, it has at most after/param/ (a user's step)
@@ -44,13 +45,14 @@ from optexp.equivalence.poison import hold, poison, scribble
 from optexp.equivalence.process_state import unlike
 from optexp.equivalence.reassociation import Reassociated
 from optexp.equivalence.tensor_math import alike, identical
+from optexp.measurement import clock
 from optexp.program import Batch, Outputs, Packed, Program, Remembered, Snapshot, gradients, tensors_of
 from optexp.python_state.records import Table
 from optexp.support import sparse
 from optexp.support.reading import read, read_all
 
 Observation = dict[str, Tensor]
-OUTLIVED = 4  # steps after which outputs must still be what they were
+OUTLIVED, OUTLIVED_S = (4, 64), 0.25  # least and most steps after which outputs are what they were; seconds of them
 
 
 def observe(program: Program, batch: Batch, noise: int | None = None) -> Observation:
@@ -230,8 +232,10 @@ def carried(state: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> Obser
 def overwritten(program: Program, first: Batch, second: Batch) -> list[str]:
     """The outputs of a step that one of the next `OUTLIVED` steps writes over: rings of buffers have few of them."""
     outputs = read_all(program.step(program, program.feed.bring(first)))
-    kept = compact(outputs, copy=True)
-    for _ in range(OUTLIVED):
+    kept, end, (least, most) = compact(outputs, copy=True), clock.now() + OUTLIVED_S, OUTLIVED
+    for step in range(most):
+        if step >= least and clock.now() > end:
+            break
         program.step(program, program.feed.bring(second))
     left = compact(outputs)
     return [name for name, tensor in kept.items() if not identical(left[name], tensor)]
@@ -282,5 +286,11 @@ def _aliases(outputs: Outputs, inputs: dict[str, Tensor], program: Program) -> l
     for position, name in enumerate(sorted(outputs)):
         storage = sparse.place(outputs[name])
         shared = -1 if storage in given else -2 if storage in own else first.setdefault(storage, position)
-        classes.append(shared)
+        classes.append(-3 if shared == position and _overlaps(outputs[name]) else shared)
     return classes
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Whether several elements lie in one place, as after `expand`: to write to one writes to others."""
+    values = next(iter(sparse.parts(tensor).values()))
+    return any(size > 1 and not stride for size, stride in zip(values.shape, values.stride(), strict=True))

@@ -6,7 +6,7 @@ step; they are taken from the fp64 step as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,10 +14,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from optexp.equivalence.tensor_math import rms
 from optexp.program import Program
+from optexp.support.tolerances import SCARCE
 
-# Of s: fp64 has gradients of its own, near zero of the other sign, and another Adam makes as large a step of those.
-SIGNS, LARGEST = 0.004, 0.5
+# Of s, RMS and largest: fp64 has gradients of its own, near zero of the other sign, and another Adam makes as large a
+# step of those. A change that is a sum of shares of gradient and parameter is as far off as the gradient is.
+SIGNS, SHARES = (0.004, 0.5), (0.0005, 0.05)
+LINEAR = 1e-3  # of s: what a sum of such shares leaves of a change at most
+
+
+def allowed(change: Tensor, causes: Sequence[Tensor]) -> tuple[float, float]:
+    """The error that any candidate may have in such a change, as shares of its size: RMS and largest.
+
+    change: of a parameter, in fp64
+    causes: gradient and parameter before the step, as far as they are known
+    """
+    if not causes or change.numel() < SCARCE:
+        return SIGNS
+    columns = torch.stack([cause.to(change).reshape(-1) for cause in causes], 1)
+    left = change.reshape(-1) - columns @ torch.linalg.lstsq(columns, change.reshape(-1, 1)).solution[:, 0]
+    return SHARES if rms(left) <= LINEAR * rms(change) else SIGNS
 
 
 @dataclass

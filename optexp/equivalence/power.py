@@ -58,7 +58,8 @@ class Power:
         """The largest real tensors of every kind that has mutants."""
         inputs = self.inputs
         every = (q for q in quantities(inputs, inputs.step, inputs.baseline) if q.value.numel())
-        real = [q for q in every if q.value.is_floating_point() and not is_noise(q, inputs.plain(q).rms)]
+        real = [q for q in every if q.value.is_floating_point() and not q.limits.gross]
+        real = [q for q in real if not is_noise(q, inputs.plain(q).rms)]
         for kind in mutants.MUTANTS:
             of_kind = [q for q in real if q.name.startswith(f"{kind}/")]
             yield from map(_leading, sorted(of_kind, key=lambda q: -q.value.numel())[:SUBJECTS])
@@ -111,4 +112,4 @@ def _leading(quantity: Quantity) -> Quantity:
         return quantity
     stored = None if quantity.stored is None else mutants.leading(quantity.stored)
     value, reference = mutants.leading(quantity.value), mutants.leading(quantity.reference)
-    return replace(quantity, value=value, reference=reference, stored=stored, spread=None, columns=None)
+    return replace(quantity, value=value, reference=reference, stored=stored, spread=None, columns=None, within=())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -82,6 +83,7 @@ def settings() -> Settings:
         **{f"torch.backends.cuda.{name}": getattr(backends.cuda, name) for name in _ATTENTION},
         "torch.cuda.current_stream": lambda: torch.cuda.current_stream().cuda_stream if _started() else 0,
         "gc.isenabled": gc.isenabled,
+        "os.getpriority": partial(os.getpriority, os.PRIO_PROCESS, 0),
         "the hooks of every module": _hooks,
         MODES: _modes,
     }

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from optexp.equivalence.gates import Limits
-from optexp.equivalence.tensor_math import CHUNK, Error, errors, filled, name_of, peaks, sizes
+from optexp.equivalence.tensor_math import CHUNK, Error, chunks, errors, filled, name_of, peaks, rms, sizes
 from optexp.support.tolerances import SMALL, TOLERANCES
 
+EXACT_ENOUGH = 0.002  # of their size: error of a baseline that computes tiny elements by themselves, and not as a rest
 POWERLESS = 0.1  # a baseline this far from fp64 (in units of s) leaves the gates nothing to see
 SMALLER = 2.0**-6  # of the largest column: smaller ones are judged by their own size too,
 CANCELLED = 8.0  # but for what may be rounding of the largest, in u
@@ -20,6 +21,8 @@ FAR_SMALLER = 2.0**-10  # of the largest element of a vector of few: a smaller o
 COLUMNS = " (small columns)"  # along the last dimension
 CHANNELS = " (small channels)"  # along the second
 ROWS = " (small rows)"  # along the first
+TINY, TINIER, TINIEST = -16, -8, -96  # powers of two of s: scattered elements of such sizes are judged by their own,
+NEAR = " (elements near "  # those of 8 powers together
 ELEMENT = " (element "  # of a vector of few elements, as of figures of different size
 UNMASKED = " (unmasked)"  # a result without the numbers that fill its mask (see `filled`)
 
@@ -34,6 +37,7 @@ class Quantity:
     stored: what holds the value, where how finely it can do that matters
     terms:  of a sum that is zero in exact arithmetic, RMS over elements of Σ|terms|: s is theirs
     columns: which ones it has of a result, along the dimension `axis`
+    within:  the shape of a result that is such a vector, of which it has elements
     scale: s;  resolution: how finely `stored` can say what it says (RMS, largest);  found: its error (see `measured`)
     """
 
@@ -46,6 +50,7 @@ class Quantity:
     terms: float = 0.0
     columns: Tensor | None = None
     axis: int = -1
+    within: tuple[int, ...] = ()
     scale: float = 0.0
     resolution: tuple[float, float] = (0.0, 0.0)
     found: Error = field(default_factory=Error)
@@ -99,6 +104,33 @@ def parts(quantity: Quantity) -> Iterator[Quantity]:
         if axis < reference.dim() - 1 and (few := _small(reference, axis, quantity.limits.row.unit)) is not None:
             some = value.index_select(axis, few), reference.index_select(axis, few)
             yield Quantity(name + kind, *some, limits, columns=few, axis=axis)
+    yield from _tiny_elements(quantity)
+
+
+def _tiny_elements(quantity: Quantity) -> Iterator[Quantity]:
+    """Elements all over a result that are lost beside its RMS, as small probabilities: those of one order of magnitude
+    together, and whether they are right at all."""
+    value, reference, size = quantity.value, quantity.reference, rms(quantity.reference)
+    finest = torch.finfo(value.dtype)
+    if not size or quantity.limits.row.unit >= 2.0**TINY or value.shape != reference.shape:
+        return
+    where = [at + start for start, (part,) in chunks(reference) for at in _below(part, 2.0**TINY * size)]
+    places = torch.cat(where) if where else torch.empty(0, dtype=torch.int64)
+    flat, judged = reference.reshape(-1), value.reshape(-1)
+    sizes = flat[places.to(flat.device)].abs()
+    for power in range(TINY, TINIEST, TINIER):
+        most, least = 2.0**power * size, max(2.0 ** (power + TINIER) * size, finest.tiny / finest.eps)
+        at = places.to(flat.device)[(sizes < most) & (sizes >= least)]
+        if len(at) >= SMALL:
+            name = f"{quantity.name}{NEAR}2^{power} of its size)"
+            limits = replace(quantity.limits, cap=None, gross=True)
+            yield Quantity(name, judged[at], flat[at], limits, columns=at, axis=0, within=tuple(value.shape))
+
+
+def _below(part: Tensor, most: float) -> list[Tensor]:
+    """Places of elements that are smaller and not zero; none where they are few."""
+    found = ((part.abs() < most) & (part != 0)).nonzero()[:, 0]
+    return [found.cpu()] if len(found) else []
 
 
 def _small_elements(quantity: Quantity) -> Iterator[Quantity]:
@@ -130,7 +162,9 @@ def is_part(quantity: Quantity) -> bool:
 
 def is_noise(quantity: Quantity, error: float) -> bool:
     """Whether what lies below a mask's numbers is rounding: the baseline errs by all of it. Of small columns, by so
-    much of it that nothing could be told."""
+    much of it that nothing could be told. Of tiny elements, by what a sum in another order could leave."""
+    if quantity.limits.gross:
+        return error > EXACT_ENOUGH * quantity.scale
     if quantity.name.endswith((COLUMNS, CHANNELS, ROWS)) or ELEMENT in quantity.name:
         return error > POWERLESS * quantity.scale
     return quantity.name.endswith(UNMASKED) and error >= quantity.scale
@@ -138,7 +172,7 @@ def is_noise(quantity: Quantity, error: float) -> bool:
 
 def whole(name: str) -> str:
     """The name of the tensor that a part is of."""
-    name = name.partition(ELEMENT)[0]
+    name = name.partition(ELEMENT)[0].partition(NEAR)[0]
     return next((name.removesuffix(kind) for kind in (UNMASKED, COLUMNS, CHANNELS, ROWS) if name.endswith(kind)), name)
 
 

@@ -66,6 +66,8 @@ def _located(quantity: Quantity) -> Error:
         return found
     index = list(found.index)
     index[quantity.axis] = int(quantity.columns[index[quantity.axis]])
+    if quantity.within:
+        index = [int(place) for place in torch.unravel_index(torch.tensor(index[0]), quantity.within)]
     return replace(found, index=tuple(index))
 
 

@@ -34,6 +34,7 @@ from optexp.support.tolerances import of_a_zero
 
 GATE = "RANDOMNESS"
 SEEDS = 64
+RESTORED = 24  # of these begin with restored Python state; the others with what the one before left of it
 ALARM = 1e-3  # how often honest arms may differ by luck, over all tests of a comparison together
 
 WIDEST = 4.0  # times the RMS of rounding: hardly an element of it is larger
@@ -88,7 +89,8 @@ def throw(
     elements: Elements | None = None,
     more: Callable[[int], bool] = lambda draws: False,
 ) -> Throws:
-    """The same step from the same state, `SEEDS` times.
+    """The same step from the same state, `SEEDS` times. Python state is left as it is after the first ones, so that a
+    mask shows that a layer keeps in an attribute, and a few masks of which each step takes one.
 
     unit:     of rounding: sums may be added up in another order each time
     elements: gets each draw's results
@@ -108,7 +110,8 @@ def throw(
     for seed in count():
         if seed >= SEEDS and not more(seed):
             break
-        found = {name: tensor for name, tensor in once(seed).items() if tensor.is_floating_point() and tensor.numel()}
+        drawn = once(seed, attributes=seed < RESTORED)
+        found = {name: tensor for name, tensor in drawn.items() if tensor.is_floating_point() and tensor.numel()}
         elements.add(found)
         if seed >= SEEDS:
             continue

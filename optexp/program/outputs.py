@@ -25,7 +25,7 @@ def flatten(value: Any, name: str = "output") -> Outputs:
     """
     if isinstance(value, Tensor) and not value.is_nested:  # a fast path, as this runs in timed steps
         return {name: value}
-    return {key: leaf for key, leaf in _leaves(value, name) if isinstance(leaf, Tensor)}
+    return _apart((key, leaf) for key, leaf in _leaves(value, name) if isinstance(leaf, Tensor))
 
 
 def others(value: Any, name: str = "output") -> Outputs:
@@ -33,7 +33,17 @@ def others(value: Any, name: str = "output") -> Outputs:
 
     An entry of another type is an empty tensor, with its type in the name.
     """
-    return dict(_read(key, leaf) for key, leaf in _leaves(value, name) if not isinstance(leaf, (Tensor, NoneType)))
+    return _apart(_read(key, leaf) for key, leaf in _leaves(value, name) if not isinstance(leaf, (Tensor, NoneType)))
+
+
+def _apart(leaves: Iterable[tuple[str, Tensor]]) -> Outputs:
+    """Leaves by name; of keys that read alike, as 1 and "1", each later one gets a prime."""
+    found: Outputs = {}
+    for name, leaf in leaves:
+        while name in found:
+            name += "′"
+        found[name] = leaf
+    return found
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -58,10 +68,13 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _held(value: Any, depth: int = 4) -> dict[str, Any]:
-    """Attributes of an object that hold tensors, as in a key-value cache; empty for a module, which is no result."""
+    """Attributes of an object that hold tensors, as in a key-value cache, and beside those its numbers and texts that
+    are public; empty for a module, which is no result."""
     if depth == 0 or isinstance(value, (Tensor, type, nn.Module)) or not hasattr(value, "__dict__"):
         return {}
-    return {name: item for name, item in vars(value).items() if _holds(item, depth - 1)}
+    held = {name: item for name, item in vars(value).items() if _holds(item, depth - 1)}
+    plain = {name: item for name, item in vars(value).items() if isinstance(item, (Number, str)) and name[0] != "_"}
+    return held | plain if held else {}
 
 
 def _holds(item: Any, depth: int) -> bool:

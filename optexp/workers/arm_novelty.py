@@ -1,14 +1,20 @@
-"""ARM: whether steps take longer on batches that a program has not met, as one that remembers results would."""
+"""ARM: whether steps take longer on batches that a program has not met, as one that remembers results would, and
+whether what they leave is right there, where nobody waits between two steps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from operator import truediv
 
 import torch
+from torch import Tensor
 
+from optexp.equivalence.distance import farthest
 from optexp.measurement import clock
+from optexp.program import Batch, Outputs, gradients, map_batch
 from optexp.program.offered import Offered
+from optexp.support.reading import read
 from optexp.workers.arm_program import draw
 from optexp.workers.arm_timing import Timing, digest_of, turns
 
@@ -21,6 +27,7 @@ class Novelty(Timing):
     def __init__(self) -> None:
         super().__init__()
         self.drawn: dict[int, list[str]] = {}  # digests of batches that were met for the first time, by turn
+        self.in_a_row: tuple[Batch, dict[str, Tensor]] | None = None  # the last such batch, and what its step left
 
     def novelty(self, seed: int) -> float | None:
         """How many times longer a step takes on batches that it meets for the first time than on the same ones again,
@@ -54,11 +61,38 @@ class Novelty(Timing):
                         self.program.feed.reset(self.offered)
                     for _ in range(queue if kind == ONCE else count + queue):  # own ones: what was kept is there again
                         run()
-                seconds[kind].append(clock.time_block(run, count, self.device).wall_s)
+                watched = (self._keep_results, self.runner(keep=True)) if kind == ONCE else ()
+                seconds[kind].append(clock.time_block(run, count, self.device, *watched).wall_s)
             if not own:
                 self.offered.exchange(fresh)
         self.program.feed.pause()
         return _most(*seconds)
+
+    def _keep_results(self, outputs: Outputs) -> None:
+        """Of the last step of a block of new batches, where it was given the one whose turn it was."""
+        assert self.offered is not None
+        if not self.offered.written and self._given_as_offered(self.given):
+            self.in_a_row = map_batch(torch.clone, self.offered.current), self._results(outputs)
+        self.given = ()
+
+    def _results(self, outputs: Outputs) -> dict[str, Tensor]:
+        """Copies of a step's outputs, and of its gradients."""
+        found = {f"out/{name}": read(tensor) for name, tensor in outputs.items()}
+        found |= gradients(self.program) if self.program.trains else {}
+        return {name: tensor.clone() for name, tensor in found.items()}
+
+    def hurried(self) -> tuple[float, float]:
+        """How far what a step on a new batch left, with steps before it, is from what a step on that batch alone
+        leaves, and how far two of these are from each other; in sizes of the result."""
+        if self.in_a_row is None:
+            return 0.0, 0.0
+        batch, left = self.in_a_row
+        alone = []
+        for _ in range(2):
+            self.restore()
+            alone.append(self._results(self.program.step(self.program, self.program.feed.bring(batch))))
+        self.program.feed.pause()
+        return farthest(left, alone[0]), farthest(alone[1], alone[0])
 
     def met(self) -> list[list[str]]:
         """Digests of the batches of the first turns of `novelty`: those of all arms are drawn from the same seeds."""
@@ -79,6 +113,37 @@ class Novelty(Timing):
                 seconds[kind].append(clock.time_block(run, steps, self.device).wall_s)
                 self.program.feed.pause()
         return _most(*seconds)
+
+    def permuted(self, seed: int) -> float:
+        """`novelty` where a loader may give the same batches whatever the seed: rows in another order make others."""
+        assert self.offered is not None
+        seconds: tuple[list[float], ...] = ([], [], [])
+        for turn in turns():
+            self.restore()
+            own = list[Batch]()
+            for _ in self.batches:
+                self.offered.due += 1
+                own.append(map_batch(torch.clone, self.program.feed.next()))
+            self.program.feed.pause()
+            generator = torch.Generator().manual_seed(seed + turn)
+            others = [map_batch(partial(_permuted, state=generator.get_state()), batch) for batch in own]
+            for kind in _order(turn):
+                given = iter(own if kind == OWN else others)
+                run = partial(self._step_on, given)
+                seconds[kind].append(clock.time_block(run, len(own), self.device).wall_s)
+        return _most(*seconds)
+
+    def _step_on(self, given: Iterator[Batch]) -> Outputs:
+        return self.program.step(self.program, next(given))
+
+
+def _permuted(tensor: Tensor, state: Tensor) -> Tensor:
+    """Rows in an order that is the same for all tensors of as many; a copy of what has none."""
+    generator = torch.Generator()
+    generator.set_state(state)
+    if not tensor.dim() or tensor.layout is not torch.strided:
+        return tensor.clone()
+    return tensor[torch.randperm(len(tensor), generator=generator).to(tensor.device)]
 
 
 def _most(own: Sequence[float], once: Sequence[float], again: Sequence[float]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,6 +41,61 @@ class Chosen(Linear):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y = self.linear(x)
         return y, ((y * 2**20).long() % 2).nonzero()
+
+
+class Expanded(Linear):
+    """One row for all, in one place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x[:1]).expand(len(x), -1)
+
+
+class Repeated(Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x[:1]).repeat(len(x), 1)
+
+
+class Penalized(Linear):
+    """Beside its result the exponential of its weight's square."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(x), self.penalty(self.linear.weight)
+
+    def penalty(self, weight: Tensor) -> Tensor:
+        return torch.linalg.matrix_exp(weight.T @ weight / 8).square().mean()
+
+
+class PenalizedOnce(Penalized):
+    """Computes that, and its gradient, anew where somebody has written to the weight."""
+
+    known: tuple[int, Tensor, Tensor] | None = None
+
+    def penalty(self, weight: Tensor) -> Tensor:
+        if self.known is None or self.known[0] != weight._version:
+            own = weight.detach().requires_grad_()
+            value = super().penalty(own)
+            self.known = weight._version, value.detach(), torch.autograd.grad(value, own)[0]
+        return self.known[1] + (self.known[2] * (weight - weight.detach())).sum()
+
+
+class RecordsFirst(Linear):
+    """Its first call records what later ones repeat, and hands out memory that nobody filled; as of a captured graph,
+    nobody can put that back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        recorded: list[None] = []
+
+        def filled(y: Tensor) -> Tensor:
+            if recorded:
+                return y
+            recorded.append(None)
+            return torch.zeros_like(y)
+
+        self.filled = partial(filled)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.filled(self.linear(x))
 
 
 class Clamped(Linear):

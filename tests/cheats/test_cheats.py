@@ -51,6 +51,7 @@ VISION = ["workload=lenet5", "workload.batch_size=4"]
 SHAPES = ["workload=module", "workload.target=torch.nn:GELU", "workload.inputs=[{shape: [B, 64]}]"]
 SHAPES += ["workload.shapes=[{B: 24}, {B: 32}, {B: 40}, {B: 48}]"]
 LOADER = ["workload=module", f"workload.path={Path(__file__).with_name('loader.py')}"]
+VALIDATION = ["workload=module", f"workload.path={Path(__file__).with_name('validation.py')}"]
 WARMED_UP = ["workload=module", f"workload.path={Path(__file__).with_name('warmed_up.py')}", "workload.mode=train"]
 SCHEDULED = ["workload=module", f"workload.path={Path(__file__).with_name('scheduled.py')}", "workload.mode=train"]
 DETERMINISTIC = ["workload=module", f"workload.path={Path(__file__).with_name('deterministic.py')}"]
@@ -79,6 +80,7 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "AKernelThatNeverLaunches": (GELU, WRONG, "output"),
     "ReturnsItsInput": (GELU, WRONG, "caller's batch"),
     "OverwritesItsOutput": (GELU, WRONG, "writes over it"),
+    "TakesBuffersInTurn": (GELU, WRONG, "writes over it"),
     "ReturnsALazyTensor": (GELU, WRONG, "plain torch.Tensor"),
     "ComputesWhenDetached": (GELU, WRONG, "plain torch.Tensor"),
     "ComputesWhenCompared": (GELU, WRONG, "plain torch.Tensor"),
@@ -150,9 +152,11 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "NeverTheSameTwice": (LEARN, WRONG, "timed block"),
     "DropsOnlyWhenWatched": (DROP, WRONG, "timed block"),
     "RemembersByContent from a loader": (LOADER, UNTRUSTED, "has not seen"),
+    "RemembersByContent from a loader of one order": (VALIDATION, UNTRUSTED, "has not seen"),
     "RemembersEachShape": (SHAPES, WRONG, "timed block"),
     "KeepsItsFirstResults": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
     "KeepsItsLastResults": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
+    "GuessesInAHurry": (["workload=matmul", "workload.size=256"], UNTRUSTED, "follow each other quickly"),
     "RandomForAWhile": (DROP, WRONG, "after timing"),
     "ForgetsWhatIsNotMasked": (own("Masked"), WRONG, "(unmasked)"),
     "MakesNumbersUp": (own("Scored"), WRONG, "output.best"),
@@ -169,6 +173,7 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "GivesNothing": (MATMUL, UNTRUSTED, "does not give the batches"),
     "RestsInTheMiddle": (GELU, WRONG, "timed block"),
     "LeavesAModeOn": (MATMUL, UNTRUSTED, "Completing"),
+    "DeclaresItsMode": (MATMUL, UNTRUSTED, "Completing"),
     "PatchesDetach": (MATMUL, UNTRUSTED, "Tensor.detach"),
     "PatchesTheToolsClock": (GELU, UNTRUSTED, "clock.now"),
     "TellsLess": (MATMUL, UNTRUSTED, "keeps its caller waiting"),
@@ -266,9 +271,14 @@ HONEST: list[tuple[list[str], str]] = [
     ([*own("Gated"), "workload.mode=forward_backward"], ""),
     (own("Gated"), "amp"),
     (own("Chosen"), "inference_mode"),
+    (own("Expanded"), "inference_mode"),
+    ([*own("Penalized"), "workload.mode=forward_backward"], ""),
+    (own("Expanded", instead="Repeated"), "replace"),
     (BERT, "inference_mode"),
     *((own(model), stack) for model in ("Masked", "Scored", "Clamped") for stack in ("inference_mode", "amp")),
     (SHAPES, ""),
+    (VALIDATION, "inference_mode"),
+    (LOADER, ""),
     (SHAPES, "inference_mode"),
     (MATMUL, "inference_mode"),
     ([*INFER, "workload.dim=256"], ""),
@@ -333,6 +343,20 @@ def test_what_only_the_imaginary_part_tells_is_seen(tmp_path: Path) -> None:
     result = compare(tmp_path, overrides, stack="replace")
     assert result.verdict is WRONG
     assert "output fails" in result.headline
+
+
+@pytest.mark.slow
+def test_what_is_kept_of_parameters_that_nobody_changes_makes_no_step_faster(tmp_path: Path) -> None:
+    overrides = [*own("Penalized", instead="PenalizedOnce"), "workload.mode=forward_backward"]
+    result = compare(tmp_path, [*IN_ONE_PROCESS, *overrides], stack="replace")
+    assert result.verdict is UNTRUSTED
+    assert "once parameters have changed" in result.headline
+
+
+def test_a_first_result_that_nobody_computed_is_seen(tmp_path: Path) -> None:
+    result = compare(tmp_path, [*IN_ONE_PROCESS, *own("Linear", instead="RecordsFirst")], stack="replace")
+    assert result.verdict is WRONG
+    assert "the first step after building: output fails FIRST" in result.headline
 
 
 def test_where_the_baseline_has_no_numbers_nothing_is_told_from_anything(tmp_path: Path) -> None:

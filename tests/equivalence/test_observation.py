@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 
 import pytest
 import torch
 
-from optexp.equivalence.observation import observe, repeats
+from optexp.equivalence.effects import broken_effects
+from optexp.equivalence.observation import observe, overwritten, repeats
 from optexp.program import Snapshot
 
 CPU = torch.device("cpu")
@@ -81,6 +83,33 @@ def test_aliases_of_inputs_and_of_each_other(net):
         return {"a": batch[0][:1], "b": total, "c": total.view(-1), "d": total.clone()}
 
     assert observe(replace(program, step=step), batch)["flag/aliases"].tolist() == [-1, 1, 1, 3]
+
+
+def test_an_output_whose_elements_share_a_place_is_told(net):
+    program, batch = built(net, "forward")
+    row = batch[0].view(1, -1) + 1
+
+    def seen_of(rows):
+        return observe(replace(program, step=lambda program, batch: {"rows": rows}), batch)
+
+    seen = {"repeat": seen_of(row.repeat(4, 1)), "expand": seen_of(row.expand(4, -1))}
+    assert [each["flag/aliases"].tolist() for each in seen.values()] == [[0], [-3]]
+    (finding,) = broken_effects(seen["expand"], seen["repeat"], None, False, False)
+    assert "several elements in one place" in finding.message
+    assert not list(broken_effects(seen["repeat"], seen["expand"], None, False, False))
+
+
+@pytest.mark.parametrize("buffers", [1, 30, 64])
+def test_an_output_that_a_much_later_step_writes_over_is_lost(net, buffers):
+    program, batch = built(net, "forward")
+    ring, calls = [torch.zeros(4) for _ in range(buffers)], count()
+
+    def step(program, batch):
+        return {"output": ring[next(calls) % buffers].copy_(batch[0].flatten()[:4])}
+
+    other = (batch[0] + 1, *batch[1:])
+    assert overwritten(replace(program, step=step), batch, other) == ["output"]
+    assert overwritten(program, batch, other) == []
 
 
 def test_a_tensor_subclass_is_reported(net):

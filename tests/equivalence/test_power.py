@@ -83,6 +83,7 @@ def test_a_small_column_beside_large_ones_is_judged_by_its_own_size(check, net):
 
 def test_a_column_that_is_too_small_to_be_seen_is_named(check, net, monkeypatch):
     monkeypatch.setattr("optexp.equivalence.quantities.SMALLER", 0.0)
+    monkeypatch.setattr("optexp.equivalence.quantities.TINY", -99)  # of what lies all over
     found = check(net(mode="forward", make=Tiny, batch_size=64))
     assert found.ok, found.headline
     assert found.mutants["one column dropped"] == MutantCount(1, 0, ["output"])

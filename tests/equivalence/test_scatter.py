@@ -49,6 +49,30 @@ class OfTheFirstLayer:
         return x * self.mask
 
 
+@dataclass
+class ByTheFirstStep:
+    """A mask that one layer keeps for all later steps; the other layer draws."""
+
+    mask: Tensor | None = None
+
+    def __call__(self, x: Tensor, layer: int) -> Tensor:
+        if layer == 1:
+            return F.dropout(x, RATE)
+        self.mask = kept(*x.shape) if self.mask is None else self.mask
+        return x * self.mask
+
+
+@dataclass
+class OneOfAFew:
+    """Masks that the first step draws, and of which each layer takes one."""
+
+    masks: tuple[Tensor, ...] = ()
+
+    def __call__(self, x: Tensor, layer: int) -> Tensor:
+        self.masks = self.masks or tuple(kept(*x.shape) for _ in range(64))
+        return x * self.masks[int(torch.randint(64, ()))]
+
+
 def in_the_first_layer(x: Tensor, layer: int) -> Tensor:
     """The other layer draws in each step."""
     frozen = torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) >= RATE
@@ -61,6 +85,8 @@ WRONG: dict[str, tuple[Drop, str]] = {
     "layers": (OfTheFirstLayer(), "layers scatter together"),
     "two rows": (lambda x, _: x * kept(len(x) // 2, 64).repeat(2, 1), "elements"),
     "rate": (lambda x, _: x * kept(*x.shape, rate=0.11), "elements have a variance of 1.1"),
+    "one layer keeps its mask": (ByTheFirstStep(), "elements have a variance of 0."),
+    "one of a few": (OneOfAFew(), "elements have other variances"),
     "one frozen layer": (in_the_first_layer, "elements have a variance of 0."),
 }
 
