@@ -31,7 +31,7 @@ from optexp.strategy import (
     precision,
 )
 from optexp.user_code.adapters import Function, Maker, maker
-from optexp.user_code.aliasing import holdings, listed, partners
+from optexp.user_code.aliasing import holdings, listed, partners, with_names
 from optexp.user_code.importing import require_file
 from optexp.user_code.listing import spelled_model
 from optexp.user_code.lookup import find, require_place, spelled
@@ -149,7 +149,7 @@ class Replace(Strategy):
                 for name, (theirs, turned) in pairs.items()
                 if tensors_in(old)[name].layout is layouts[theirs]
             }
-            optimized = replace(program, model=new, forward=None, aliases=aliases)
+            optimized = with_names(replace(program, model=new, forward=None), aliases)
         unchanged = first is not None and optimized.model is old and Contents.of(old).same_as(first)
         if of_model:  # any other is met by the first step, which must be like all others (FIRST)
             naming = failing(f"the model that {self.asked} makes failed on a batch")

@@ -11,6 +11,8 @@ import torch
 from optexp.equivalence.observation import carried
 from optexp.errors import NoReference
 from optexp.program import Snapshot
+from optexp.program.program import Alias
+from optexp.user_code.aliasing import with_names
 from optexp.workloads.module import Module
 
 
@@ -46,6 +48,18 @@ class Cached(nn.Module):
             self.register_buffer("cosine", torch.cos(x[:1].detach()))
         return self.line(x) * self.cosine
 """
+
+
+def test_a_buffer_that_a_step_registers_in_another_model_has_its_own_name() -> None:
+    """Unlike one that the other model has and the baseline lacks."""
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("extra", torch.ones(1))
+    program = Module(target="torch.nn:Linear", args=[2, 2], inputs=[{"shape": [2, 2]}]).build(
+        torch.device("cpu"), torch.float32, 0
+    )
+    other = with_names(replace(program, model=model), {"weight": Alias("weight"), "bias": Alias("bias")})
+    model.register_buffer("cosine", torch.ones(1))
+    assert other.state().keys() == {"param/weight", "param/bias", "buffer/cosine"}
 
 
 def test_a_buffer_that_a_step_registers_comes_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

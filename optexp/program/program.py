@@ -101,6 +101,7 @@ class Program:
     pool:       a torch.cuda.MemPool that later stages use
     aliases:    of a replaced model: the baseline's names of its parameters and buffers, without those that the baseline
                 lacks. None: the names are the same
+    lacking:    names of a replaced model's tensors that the baseline lacks; what a step registers since has its own
     made_with:  positional and keyword arguments of the model's class, if known
     step_state: state of a user's own step outside model and optimizer
     keeps:      the model's Python state when the program was built
@@ -119,6 +120,7 @@ class Program:
     scaler: torch.amp.GradScaler | None = None
     pool: Any = field(default=None, compare=False)
     aliases: Mapping[str, Alias] | None = None
+    lacking: frozenset[str] = frozenset()
     made_with: tuple[Sequence[Any], Mapping[str, Any]] = ((), {})
     step_state: StepState | None = None
     keeps: ModelState | None = field(default=None, compare=False)
@@ -181,7 +183,9 @@ class Program:
 
     def alias(self, name: str) -> Alias | None:
         """The baseline's name of a tensor of the model; None where the baseline has no such tensor."""
-        return Alias(name) if self.aliases is None else self.aliases.get(name)
+        if self.aliases is None or name in self.aliases:
+            return Alias(name) if self.aliases is None else self.aliases[name]
+        return None if name in self.lacking else Alias(name)
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that a step may change, by stable name, and copies of an optimizer's Python numbers.

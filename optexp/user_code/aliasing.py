@@ -78,10 +78,18 @@ def matched(
         if not after.trains:
             found = {name: one for name, one in found.items() if _unfolded(one, tensors[name], initial)}
         if len(found) < len(before.all) or any(name != one.name for name, one in found.items()):
-            after = replace(after, aliases={name: one.alias for name, one in found.items()})
+            after = with_names(after, {name: one.alias for name, one in found.items()})
             _check_all(before, found, [name for name in tensors if name not in found], after, author)
+    elif after.aliases is not None:
+        after = with_names(after, after.aliases)
     _check_optimizer(before, after, author)
     return after
+
+
+def with_names(program: Program, aliases: Mapping[str, Alias]) -> Program:
+    """The program with the baseline's names for its model's tensors; what has none now, the baseline lacks."""
+    names = [name for tensors in (program.model.named_parameters, program.model.named_buffers) for name, _ in tensors()]
+    return replace(program, aliases=aliases, lacking=frozenset(names) - aliases.keys())
 
 
 def partners(held: Holdings, model: nn.Module) -> dict[str, Held]:
