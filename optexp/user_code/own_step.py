@@ -14,7 +14,7 @@ from optexp.user_code.learning import new_optimizer
 from optexp.user_code.left_gradients import follow, learn
 from optexp.user_code.own_optimizers import steps_alone
 from optexp.user_code.own_program import UNCALLED, OwnProgram
-from optexp.user_code.parameter_attributes import follow_attributes
+from optexp.user_code.parameter_attributes import Attributes, follow_attributes
 from optexp.user_code.script_step import first_call
 from optexp.user_code.step_state import TrackedStepState
 from optexp.user_code.train_step import TrainStep
@@ -33,9 +33,14 @@ def with_optimizer(own: UserWorkload, program: OwnProgram, batch: Batch) -> OwnP
     return replace(program, optimizer=optimizer, step_state=own.tracked(own.own_step, program.model, optimizer))
 
 
-def tried(own: UserWorkload, program: OwnProgram, function: Callable[..., Any], batch: Batch) -> OwnProgram:
+def tried(
+    own: UserWorkload, program: OwnProgram, function: Callable[..., Any], batch: Batch, had: Attributes
+) -> OwnProgram:
     """A program with what calls of its step show: gradients that it leaves, its own call of the model, and whether it
-    draws random numbers, which are seeded then."""
+    draws random numbers, which are seeded then.
+
+    had: attributes of the model's parameters before any call of its step
+    """
     step, state = program.step, program.step_state
     assert isinstance(step, TrainStep)
     assert isinstance(state, TrackedStepState)
@@ -46,7 +51,7 @@ def tried(own: UserWorkload, program: OwnProgram, function: Callable[..., Any], 
         if note := follow(program, function, {}):
             own.remarks.append(note)
     draws = not step.replays and draws_by_itself(program, batch)
-    follow_attributes(state, program.model)
+    follow_attributes(state, program.model, had)
     if not draws:
         return program
     own.remarks.append(compiled_code_draws_alike())

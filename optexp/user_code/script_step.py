@@ -137,9 +137,8 @@ class Inference:
 
     def __call__(self, program: Program, batch: Batch) -> Outputs:
         model = ScriptModel(program, Optimizer(None, ()))  # type: ignore[arg-type]
-        model._optexp.zero_grad = (
-            program.model.zero_grad
-        )  # as where gradients of inputs are wanted, or updates are by hand
+        # Where gradients of inputs are wanted, or updates are by hand, the step clears gradients itself.
+        model._optexp.zero_grad = program.model.zero_grad
         found = self.body(model, self.unpack(batch), None)
         if model._optexp.called:
             self.met.add(program.model)

@@ -56,6 +56,7 @@ from optexp.user_code.learning import criterion, new_optimizer
 from optexp.user_code.other_tensors import other_tensors
 from optexp.user_code.own_program import OwnProgram
 from optexp.user_code.own_step import tried, with_optimizer
+from optexp.user_code.parameter_attributes import attributes
 from optexp.user_code.parts import Parts
 from optexp.user_code.script_batches import is_nested
 from optexp.user_code.step_state import TrackedStepState, move
@@ -193,6 +194,7 @@ class UserWorkload(Workload):
         parts, trains, learns = self.parts, self.mode != "forward", self.mode == "train"
         seed_all(seed)
         model = self.new_model(device, dtype)
+        had = attributes(model)
         self.layout = self.learn_layout(model, device, dtype)
         size_first_layers(self, model, device, dtype)
         own_step = self.own_step
@@ -230,7 +232,7 @@ class UserWorkload(Workload):
         prime(program)
         if own_step:
             batch = self.batch(torch.Generator(device).manual_seed(0))
-            program = tried(self, program, own_step, self.in_dtype(batch, dtype))
+            program = tried(self, program, own_step, self.in_dtype(batch, dtype), had)
         if self.odd_batch:
             try_odd(self, program, dtype)
         return keeping(program)

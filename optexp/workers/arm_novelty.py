@@ -12,12 +12,13 @@ from torch import Tensor
 
 from optexp.equivalence.distance import farthest
 from optexp.measurement import clock
-from optexp.program import Batch, Outputs, gradients, map_batch
+from optexp.program import Batch, Outputs, gradients, map_batch, tensors_of
 from optexp.program.offered import Offered
 from optexp.support.reading import read
 from optexp.workers.arm_program import draw
 from optexp.workers.arm_timing import Timing, digest_of, turns
 
+KEPT = 2**30  # most bytes of a batch and of its results that are kept beside what timing needs
 OWN, ONCE, AGAIN = range(3)  # kinds of blocks: of the batches that are timed, of others the first time, the second
 
 
@@ -72,14 +73,17 @@ class Novelty(Timing):
         """Of the last step of a block of new batches, where it was given the one whose turn it was."""
         assert self.offered is not None
         if not self.offered.written and self._given_as_offered(self.given):
-            self.in_a_row = map_batch(torch.clone, self.offered.current), self._results(outputs)
+            results = self._results(outputs)
+            size = sum(tensor.nbytes for tensor in (*tensors_of(self.offered.current).values(), *results.values()))
+            if size <= KEPT:
+                batch = map_batch(torch.clone, self.offered.current)
+                self.in_a_row = batch, {name: tensor.clone() for name, tensor in results.items()}
         self.given = ()
 
     def _results(self, outputs: Outputs) -> dict[str, Tensor]:
-        """Copies of a step's outputs, and of its gradients."""
+        """A step's outputs, and its gradients."""
         found = {f"out/{name}": read(tensor) for name, tensor in outputs.items()}
-        found |= gradients(self.program) if self.program.trains else {}
-        return {name: tensor.clone() for name, tensor in found.items()}
+        return found | (gradients(self.program) if self.program.trains else {})
 
     def hurried(self) -> tuple[float, float]:
         """How far what a step on a new batch left, with steps before it, is from what a step on that batch alone
@@ -90,7 +94,8 @@ class Novelty(Timing):
         alone = []
         for _ in range(2):
             self.restore()
-            alone.append(self._results(self.program.step(self.program, self.program.feed.bring(batch))))
+            found = self._results(self.program.step(self.program, self.program.feed.bring(batch)))
+            alone.append({name: tensor.clone() for name, tensor in found.items()})
         self.program.feed.pause()
         return farthest(left, alone[0]), farthest(alone[1], alone[0])
 

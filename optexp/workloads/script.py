@@ -30,7 +30,7 @@ from optexp.user_code.importing import require_file
 from optexp.user_code.left_gradients import follow, learn
 from optexp.user_code.misplaced_mark import misplaced
 from optexp.user_code.own_program import UNCALLED, OwnProgram
-from optexp.user_code.parameter_attributes import follow_attributes
+from optexp.user_code.parameter_attributes import attributes, follow_attributes
 from optexp.user_code.parts import Parts
 from optexp.user_code.script_batches import BatchForm
 from optexp.user_code.script_run import Reached, run
@@ -207,6 +207,7 @@ class Script(Workload):
                 " optimizer=...), or set workload.mode=forward for a step that has none"
             )
         model, optimizer = placed(own, device, dtype), unwrapped(mark.optimizer)
+        given = attributes(model)
         had = {n: p.grad.to_dense() for n, p in model.named_parameters() if p.grad is not None}
         if optimizer is not None and optimizer.state:
             optimizer.load_state_dict(optimizer.state_dict())  # which brings its tensors to those of the model
@@ -222,7 +223,7 @@ class Script(Workload):
         if self.learns and (note := follow(program, self.reached.function, had)):
             self.remarks.append(note)
         if isinstance(program.step_state, TrackedStepState):
-            follow_attributes(program.step_state, model)
+            follow_attributes(program.step_state, model, given)
         self.remarks += [UNCALLED] if first is None and takes_hooks(model) else []
         if already := starts_from(self.reached, first or FirstCall()):
             self.remarks.append(f"the script starts from {', '.join(already)}, in both arms")

@@ -100,7 +100,9 @@ OTHERS_BY_HAND = {
 }
 OF_PARAMETERS = BY_HAND.replace(
     "p -= 0.5 * p.grad",
-    "p.kept = 0.9 * getattr(p, 'kept', torch.zeros_like(p)) + p.grad; p.data -= 0.1 * p.kept",
+    "p.kept = 0.9 * getattr(p, 'kept', torch.zeros_like(p)) + p.grad; p.data -= p.rate * p.kept",
+).replace(
+    "    def forward", "        for p in self.parameters(): p.rate, p.group = 0.1, {'decay'}  # stay\n    def forward"
 )
 OTHERS_OF_PARAMETERS = {"nothing": ("0.9", "0.9"), "momentum": ("0.9 *", "0.8 *")}
 CASES = [(STEP, *other) for other in OTHERS.values()] + [(OBJECT, *other) for other in OTHERS_OF_OBJECT.values()]
