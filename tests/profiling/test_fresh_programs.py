@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from optexp.pages.record import Record
 from optexp.profiling import diagnosis, waste
 from tests.benchmarks import blind, blind_programs, blind_programs_fresh
 from tests.benchmarks.blind_programs import Program
@@ -65,9 +66,8 @@ def test_the_set_that_is_asked_for(
         return blind.Answer(program, [(program.label, program.words)], [(program.account, "")], 1.0)
 
     monkeypatch.setattr(blind, "answer", named)
-    page = tmp_path / "why.md"
-    assert blind.main([*options, "--device", "cpu", "--into", str(page)]) == 0
-    text = page.read_text()
-    assert " ".join(["python -m tests.benchmarks.blind", *options]) + "\n" in text
+    assert blind.main([*options, "--device", "cpu", "--record", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("why*.json")
+    text = Record.read(path).text()
     for program in (*PROGRAMS, *blind_programs.PROGRAMS):
-        assert (f"| {program.name} |" in text) is (program.on_cpu and program in programs)
+        assert (program.name in text) is (program.on_cpu and program in programs)
