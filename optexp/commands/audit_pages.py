@@ -29,7 +29,7 @@ FIGURE = re.compile(r"(?<![\w.\-/])(\d[\d,.]*\d|\d)")  # a number that is no par
 CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
 MACHINE = re.compile(r"^\*\*Machine\.\*\*.*?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
-TARGET = re.compile(r"\]\([^)]*\)")  # of a link
+TARGET = re.compile(r"\]\([^)]*\)")  # target of a Markdown link
 MEASURED = ("FASTER", "SLOWER", "SAME", "INCONCLUSIVE")
 COMPARISONS = (
     "study",
@@ -154,7 +154,7 @@ def _prose(text: str, printed: str) -> Iterator[str]:
 
 
 def _stands(number: str, known: set[str]) -> bool:
-    """Whether a number, or one that it rounds, is among these."""
+    """Whether these hold a number, exactly or before rounding."""
     return any(number in (other, _rounded(other, number)) for other in known)
 
 

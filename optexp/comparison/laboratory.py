@@ -218,7 +218,7 @@ class Bench:
         return replace(trial, change=proposal.change, predicted=proposal.bound, why=proposal.why)
 
     def _looks(self, proposal: Proposal) -> bool:
-        """Whether a trial begins with a first look; an earlier look may have shown that the stack is no slower."""
+        """Whether a trial begins with a first look: not where an earlier look showed the stack to be no slower."""
         slower = proposal.looked is None or proposal.looked < LEAST
         return self.session.experiment.auto.objective == "time" and slower
 

@@ -1,4 +1,4 @@
-"""How far two runs of one step are from each other: whether they computed the same thing at all, not how exactly."""
+"""Distance between the results of two runs of one step, which tells another result from rounding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Results = Mapping[str, Tensor]  # outputs as out/<name>, gradients as grad/<name
 def farthest(one: Results, other: Results) -> float:
     """The largest distance of an output, or of all gradients together: RMS(a−b) in units of the RMS of `other`.
 
-    Of integers, the share of elements that differ. Infinite where names or shapes differ. NaN and Inf count as 0.
+    Of integers, the share of elements that differ. Infinite where names or shapes differ. NaN and Inf are taken as 0.
     """
     if {name: t.shape for name, t in one.items()} != {name: t.shape for name, t in other.items()}:
         return inf
@@ -29,13 +29,11 @@ def _distance(one: Results, other: Results, names: list[str]) -> float:
     squares = torch.zeros(2, dtype=torch.float64)
     for name in names:
         for _, (a, b) in chunks(one[name], other[name]):
-            real = b.is_floating_point() or b.is_complex()
-            apart, size = (a - b, b) if real else (a != b, torch.ones_like(b))
-            squares += torch.stack([_square(apart), _square(size)]).cpu()
+            if b.is_floating_point():
+                value, size = (part.to(torch.float64).nan_to_num(0, 0, 0) for part in (a, b))
+                apart = value - size
+            else:
+                apart, size = (a != b).to(torch.float64), torch.ones_like(b, dtype=torch.float64)
+            squares += torch.stack([apart.square().sum(), size.square().sum()]).cpu()
     off, size_of_all = squares.sqrt().tolist()
     return off / size_of_all if size_of_all else off and inf
-
-
-def _square(tensor: Tensor) -> Tensor:
-    wide = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64).nan_to_num(0, 0, 0)
-    return wide.abs().square().sum()

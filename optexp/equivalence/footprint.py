@@ -18,7 +18,7 @@ from optexp.equivalence.tensor_math import identical
 
 LEAST, MOST = 6, 240  # steps
 LAST = (240, 120, 60, 24, 12)  # of the last step that is judged: numbers that many periods divide
-LIMIT_S = 1.0  # of the baseline: time of its thread on a core, so that other programs hide no step
+LIMIT_S = 1.0  # seconds of the baseline's thread on a core; waiting for a core does not count
 LONGEST_S = 3.0  # and in all
 JUDGED = 3  # first steps that the gates have seen
 KINDS = 2  # kinds of steps that the first ones are not

@@ -17,7 +17,7 @@ from optexp.equivalence.tensor_math import largest
 from optexp.errors import NoReference
 from optexp.program import NotCalled
 
-COARSE = 256.0  # of the usual noise, about a thousandth of what it is added to: an update that can jump then does
+COARSE = 256.0  # times the usual noise: a thousandth of a value, at which an update that can jump does so
 JUMP = 0.5  # of the largest change of a parameter
 ROUNDED = 1e-9  # of the largest change of any parameter: a smaller one may be nothing but rounding
 NO_EPS = 1e-100  # batch norm insists on more than 0

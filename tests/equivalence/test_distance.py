@@ -24,6 +24,7 @@ ONE = torch.tensor([3.0, 4.0])
         ({"out/a": ONE[:1]}, {"out/a": ONE}, inf),
         ({"out/a": torch.tensor([1, 2, 3, 4])}, {"out/a": torch.tensor([1, 2, 3, 5])}, 0.5),
         ({"out/a": ONE * torch.nan}, {"out/a": ONE * torch.nan}, 0.0),
+        ({"out/a": ONE * torch.nan}, {"out/a": ONE}, 1.0),
         ({"out/a": ONE + 1j}, {"out/a": ONE - 1j}, (8 / 27) ** 0.5),
         # A gradient that is nothing but rounding has no size of its own.
         ({"grad/a": ONE, "grad/b": ONE * 1e-9}, {"grad/a": ONE, "grad/b": -ONE * 1e-9}, 2e-9),
