@@ -97,3 +97,13 @@ def test_a_lock_ends_with_its_process_and_binds_other_processes(tmp_path: Path) 
 def test_every_user_may_use_the_file(tmp_path: Path) -> None:
     os.close(gpu_lock.acquire("GPU-0"))
     assert (tmp_path / "optexp-GPU-0.lock").stat().st_mode & 0o777 == 0o666
+
+
+def test_a_suite_shares_a_card_and_waits_for_others() -> None:
+    waits = Waits()
+    with locked("cuda:0", waits, shared=True), locked("cuda:0", waits, shared=True):
+        assert gpu_lock.acquire("GPU-0") is None
+    held = gpu_lock.acquire("GPU-0")
+    waits.release = lambda: os.close(held)
+    with locked("cuda:0", waits, shared=True):
+        assert len(waits.reasons) == 1

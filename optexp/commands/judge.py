@@ -53,6 +53,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--device", default="auto", choices=DEVICES, help="auto takes every visible card, with a worker for each")
     add("--strategy", default="", help="judge each problem against itself under a stack, as in fusion")
     add("--only", nargs="+", default=[], metavar="WORD", help="jobs whose title has one of these words")
+    add("--at-once", type=int, metavar="N", help="jobs on each card, all but the timed one paused (up to 4; a CPU: 1)")
     add("--workloads", type=int, metavar="N", help="at most N workloads of each kernel definition")
     add("--timeout", type=float, default=300.0, metavar="SECONDS", help="longest answer of a process")
     add("--limit", type=float, default=1800.0, metavar="SECONDS", help="longest job")
@@ -79,7 +80,8 @@ def judge(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: the request cannot be met.
     """
-    settings, again = settings_of(options), verdicts(options.again)
+    cards = crew.cards(options.device)
+    settings, again = settings_of(options, cards), verdicts(options.again)
     suite = chosen(options, settings)
     console = Console(stderr=True)
     console = console if console.is_terminal else Console(stderr=True, width=WIDTH)
@@ -103,7 +105,7 @@ def judge(options: argparse.Namespace) -> int:
             console.print(said, markup=False, highlight=False)
 
     try:
-        crew.judge_all(missing, settings, crew.cards(settings.device), add)
+        crew.judge_all(missing, settings, cards, add)
     finally:
         lines = [store.lines[job.key] for job in suite.jobs if job.key in store.lines]
         if lines:
@@ -113,7 +115,11 @@ def judge(options: argparse.Namespace) -> int:
     return table.status(lines)
 
 
-def settings_of(options: argparse.Namespace) -> Settings:
+def settings_of(options: argparse.Namespace, cards: Sequence[str | None]) -> Settings:
+    """Raises ConfigError where several jobs share a CPU."""
+    at_once = crew.at_once(cards) if options.at_once is None else options.at_once
+    if at_once < 1 or (at_once > 1 and not options.verify_only and cards == [None]):
+        raise ConfigError(f"--at-once {at_once}: name 1 or more; on a CPU, where each job is timed on all cores, 1")
     return Settings(
         preset=options.preset,
         verify_only=options.verify_only,
@@ -124,6 +130,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         limit_s=options.limit,
         records=str(options.records.resolve()) if options.records else None,
         overrides=options.set,
+        at_once=at_once,
     )
 
 

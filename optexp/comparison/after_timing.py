@@ -33,6 +33,7 @@ def verify_timed(referee: Referee, arms: Mapping[str, Client[Arm]], samples: Seq
         # Of what is wrong in timed blocks too, a check below says more.
         doubt = distrust.guesses_results(referee.case, arms)
         doubt = doubt or distrust.keeps_what_parameters_give(referee.case, arms, samples)
+    session.quiet.end()  # nothing is timed from here on
     with session.working("verification", "once more, after timing"):
         fresh, findings, facts = _verify_once_more(referee, arms, seed_offset)
     found.seconds = referee.seconds

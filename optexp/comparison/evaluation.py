@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +31,7 @@ from optexp.workers.messages import SetUp
 from optexp.workers.peer import Peer
 from optexp.workers.reference import Reference
 
+TRACING = "tracing a few steady steps"
 TURNS = 5  # rounds over all batches, by which each batch's step is timed
 
 
@@ -107,7 +109,8 @@ def examine(
     if setup.random and not case.steps.random:
         verification.notes.append(f"the {name} draws random numbers; the bare program draws none")
     bare_arm, arm = started.pair
-    with session.working("profile", f"tracing a few steady steps of the {name}"):
+    timed = session.experiment.verify != "only"
+    with session.quietly() if timed else nullcontext(), session.working("profile", f"{TRACING} of the {name}"):
         bare, stacked = profiles(case, started)
         bottlenecks = advised(arm, stacked, stack)
         checks = checked(arm, stacked, bottlenecks, stack)
@@ -171,7 +174,7 @@ def refuse_slower(case: Case, started: Started) -> None:
     if looked >= first_look.LEAST:
         return
     session.result.first_look = looked = round(looked, 3)
-    with session.working("profile", "tracing a few steady steps of the candidate"):
+    with session.working("profile", f"{TRACING} of the candidate"):
         before, stacked = profiles(case, started)
         bottlenecks = advised(arm, stacked, case.stack)
         checks = checked(arm, stacked, bottlenecks, case.stack)

@@ -6,22 +6,20 @@ that was killed leaves no card locked.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from optexp.comparison.machine import choose_device
 from optexp.measurement.gpu import Gpu
+from optexp.support import file_lock
 
-# TMPDIR differs from one SLURM job to another on the same card; this folder does not.
-FOLDER = next((Path(folder) for folder in ("/dev/shm", "/tmp") if os.path.isdir(folder)), Path("/tmp"))
+FOLDER = file_lock.FOLDER
 POLL_S = 0.2
 
 Waiting = Callable[[str], AbstractContextManager[None]]
@@ -57,11 +55,12 @@ def describe(device: str) -> Card | None:
 
 
 @contextmanager
-def locked(setting: str, waiting: Waiting | None) -> Iterator[str]:
+def locked(setting: str, waiting: Waiting | None, shared: bool = False) -> Iterator[str]:
     """The device that `device=...` means, which no other comparison uses meanwhile.
 
     Args:
         waiting: Is entered with the reason while another comparison holds the card; None takes the card all the same.
+        shared: Comparisons that ask for the same share the card.
 
     Raises:
         ConfigError: torch sees no CUDA device, and one was asked for.
@@ -71,10 +70,10 @@ def locked(setting: str, waiting: Waiting | None) -> Iterator[str]:
     if len(cards) < len(devices):  # a CPU, or cards that cannot be told apart
         yield devices[0]
         return
-    found = _try(cards)
+    found = _try(cards, shared)
     if found is None and waiting is not None:
         with waiting(f"another optexp process uses {', '.join(card.device for card in cards)}"):
-            while (found := _try(cards)) is None:
+            while (found := _try(cards, shared)) is None:
                 time.sleep(POLL_S)
     device, descriptor = found or (cards[0].device, None)
     try:
@@ -91,29 +90,14 @@ def announced(reason: str) -> Iterator[None]:
     yield
 
 
-def _try(cards: Sequence[Card]) -> tuple[str, int] | None:
+def _try(cards: Sequence[Card], shared: bool) -> tuple[str, int] | None:
     """The first card that is free, locked."""
     for card in cards:
-        if (descriptor := acquire(card.uuid)) is not None:
+        if (descriptor := acquire(card.uuid, shared)) is not None:
             return card.device, descriptor
     return None
 
 
-def acquire(uuid: str) -> int | None:
+def acquire(uuid: str, shared: bool = False) -> int | None:
     """A descriptor that holds the card's lock until it is closed; None while another process holds the lock."""
-    descriptor = _open(FOLDER / f"optexp-{uuid}.lock")
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-def _open(path: Path) -> int:
-    """The lock file of all users: in a sticky folder Linux lets nobody create a file that another user owns."""
-    with suppress(FileExistsError):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        os.fchmod(descriptor, 0o666)  # whatever the umask
-        return descriptor
-    return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    return file_lock.acquire(FOLDER / f"optexp-{uuid}.lock", shared)

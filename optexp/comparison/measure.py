@@ -36,6 +36,7 @@ from optexp.support.units import duration, ratio
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 
+ENDING_S = 2.0  # for which another process on the GPU may still be ending
 FEWEST_PAIRS = 10
 RESTART_PAIRS = 40  # pairs that take as long as the start and warm-up of processes, about 2 s
 ON_STREAM = 0.7  # cold step over busy time of a warm step, below which the cold step leaves work out
@@ -51,7 +52,11 @@ def refuse_company(session: Session) -> None:
     """
     if session.machine.gpu is None or session.experiment.verify == "only":
         return
-    found, hidden = neighbours(session.machine.gpu)
+    end = time.monotonic() + ENDING_S
+    found, hidden = neighbours(session.machine.gpu, ours=session.quiet.others)
+    while found and time.monotonic() < end:
+        time.sleep(0.1)
+        found, hidden = neighbours(session.machine.gpu, ours=session.quiet.others)
     note_hidden(session.result, hidden)
     if found and not session.experiment.environment.allow_foreign:
         raise Distrusted(
@@ -106,14 +111,17 @@ def measure(session: Session, verified: Callable[[Timed], bool] = lambda timed: 
     Raises:
         Distrusted: A measurement cannot be believed.
     """
-    with timing(session, fresh or session.pool.homes is not None) as timed:
-        rounds(session, timed)
-        sound = verified(timed)
-        timed.close_arms()
-        if not sound:
-            return timed
-        judge_controls(session, timed)
-        explain_the_host(session, timed)
+    try:
+        with timing(session, fresh or session.pool.homes is not None) as timed:
+            rounds(session, timed)
+            sound = verified(timed)
+            timed.close_arms()
+            if not sound:
+                return timed
+            judge_controls(session, timed)
+            explain_the_host(session, timed)
+    finally:
+        session.quiet.end()
     session.refuse_edits()
     return timed
 
@@ -313,6 +321,7 @@ def one_round(
         The sample, and the arms, which still live.
     """
     gpu, since_s = session.machine.gpu, time.time()
+    session.quiet.end()  # arms start beside others
     stacks = {"baseline": session.baseline, "candidate": session.stack}
     if control:
         stacks["again"] = session.baseline
@@ -327,11 +336,15 @@ def one_round(
         for name in told if bound else ():
             timed.setups_s.setdefault(name, []).append(told[name].setup_s)
     queue = max(setup.queue for setup in told.values())
+    if session.quiet.others:
+        session.begin_quiet()
+        since_s = time.time()
     ahead = f" blocks of some {QUEUES * queue} steps, for loaders make {queue} batches ahead" if queue > 1 else ""
     doing = f"process {index + 1}: measuring pairs{ahead}"
     with session.working("measurement", doing):
         met = dict[str, str]()
-        read = looking_out(gpu, session.pool.processes(), since_s, met) if gpu else lambda: None
+        sharing = session.pool.processes(), since_s, met, session.quiet.others
+        read = looking_out(gpu, *sharing) if gpu else lambda: None
         tell = partial(session.progress.update, doing, total=pairs)
         into.append(found := Sample(aim=aim))
         ready = sample(arms, session.settings, timed.order, pairs, read, session.workload.variety, tell, found)
@@ -349,7 +362,7 @@ def others_on_the_gpu(
         since_s: Unix time at which the arms were started.
         met: Those that were seen between pairs, by process.
     """
-    foreign, hidden = neighbours(gpu, session.pool.processes(), since_s)
+    foreign, hidden = session.neighbours(since_s)
     # An arm without an entry of its own is counted as hidden: its id is another one in the driver's container.
     unseen = {arm.pid or os.getpid() for arm in arms.values()} - gpu.processes().keys()
     note_hidden(session.result, hidden - len(unseen))
@@ -413,12 +426,15 @@ def look_at_load(session: Session, arms: Mapping[str, Client[Arm]], found: Sampl
 
 
 def next_pairs(samples: Sequence[Sample], settings: MeasurementSettings) -> int:
-    """The number of pairs for the next process: few where processes differ more than blocks.
+    """The number of pairs for the next process: few where processes differ more than blocks; half of all at first.
 
     The narrowest interval for the time spent has √(cost of a restart in pairs · variance of a pair / variance of a
     process) pairs; a median of n pairs has π/2 times the variance of their mean.
     """
-    if len(samples) < 3 or any(len(sample.kept) < 2 for sample in samples):
+    if len(samples) < 3:  # which is more, is not known yet
+        half = min(settings.pairs, max(settings.pairs // 2, FEWEST_PAIRS))
+        return settings.pairs if settings.processes_max == 1 else half
+    if any(len(sample.kept) < 2 for sample in samples):
         return settings.pairs
     blocks = fmean(pi / 2 * variance([p.log_ratio for p in s.kept]) for s in samples)
     processes = variance([s.log_ratio for s in samples]) - blocks / fmean(len(s.kept) for s in samples)

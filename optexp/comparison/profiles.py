@@ -12,7 +12,6 @@ from optexp.comparison.physics import roofline
 from optexp.comparison.recordings import cycles, stacked
 from optexp.comparison.session import Session
 from optexp.comparison.suggestions import advise
-from optexp.measurement.neighbours import neighbours
 from optexp.profiling.beaten import by_operators
 from optexp.profiling.breakdown import Breakdown, breakdown
 from optexp.profiling.lines import lines, origins
@@ -189,8 +188,7 @@ def within(trace: Trace | None, region: str) -> Trace | None:
 
 def ceilings(session: Session, arm: Client[Peer]) -> Calibration:
     """What the device can do; measured beside somebody else's work it serves for this comparison alone."""
-    alone = session.machine.gpu is None or not neighbours(session.machine.gpu, session.pool.processes())[0]
-    return arm.call(Peer.calibrate, keep=alone)
+    return arm.call(Peer.calibrate, keep=not session.neighbours()[0])
 
 
 def show_where_time_goes(

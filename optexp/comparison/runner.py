@@ -17,6 +17,7 @@ from optexp.comparison.adjudicate import Decision, Facts, adjudicate
 from optexp.comparison.defaults import taken as defaults_taken
 from optexp.comparison.forecast import welcome
 from optexp.comparison.known_baseline import KnownBaseline
+from optexp.comparison.quiet import Quiet, Unshared
 from optexp.comparison.recorder import Recorder, not_built, silent
 from optexp.comparison.session import Session
 from optexp.config import Experiment, resolve, search_path
@@ -39,12 +40,17 @@ _first_run = True
 
 
 def run(
-    config: DictConfig, output: Path, workload: Workload | None = None, show: terminal.Show = terminal.show
+    config: DictConfig,
+    output: Path,
+    workload: Workload | None = None,
+    show: terminal.Show = terminal.show,
+    quiet: Quiet | None = None,
 ) -> Result:
     """One comparison (or one profile) from its configuration to its record. Raises only KeyboardInterrupt.
 
     Args:
         workload: An object instead of the configuration's; then this process is not the command's own.
+        quiet: Where other comparisons share the card; None where nobody does.
     """
     global _first_run
     watch = Stopwatch(process_age_s() if _first_run and workload is None else 0.0)
@@ -57,9 +63,9 @@ def run(
                 experiment = resolve(config, workload)
             accepted = experiment.environment.allow_foreign  # who accepts other programs waits for none
             waiting = None if accepted else partial(_waiting, watch, progress)
-            device = held.enter_context(gpu_lock.locked(experiment.device, waiting))
+            device = held.enter_context(gpu_lock.locked(experiment.device, waiting, shared=quiet is not None))
             with watch.phase("import"):
-                session = Session(experiment, device, output, watch, progress)
+                session = Session(experiment, device, output, watch, progress, quiet=quiet or Unshared())
             if not search_path.in_sweep():
                 session.told_s, said = welcome(experiment, MachineLoad.now())
                 defaults = defaults_taken(experiment) if HydraConfig.initialized() else ""

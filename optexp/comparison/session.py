@@ -18,11 +18,13 @@ import torch
 from optexp.comparison.edits import Files
 from optexp.comparison.forecast import TOLD_S, Steps, announcement, late, total_s
 from optexp.comparison.machine import Machine
+from optexp.comparison.quiet import Quiet, Unshared
 from optexp.config import Experiment, search_path
 from optexp.config.experiment import comparing
 from optexp.errors import ConfigError, Distrusted, Failure, NoReference
 from optexp.measurement.environment import describe as describe_environment
 from optexp.measurement.gpu import UNREAD
+from optexp.measurement.neighbours import neighbours
 from optexp.measurement.settings import MeasurementSettings
 from optexp.profiling.beaten import together
 from optexp.records.patch import Patch
@@ -62,6 +64,7 @@ class Session:
     work:           of the bare program's step; None until its arm has found it
     known_baseline: verified by an earlier comparison of the same job; None where there is none
     looks:          a first look decides whether the candidate is verified
+    quiet:          on the card, where other comparisons share it
     """
 
     experiment: Experiment
@@ -78,6 +81,7 @@ class Session:
     work: StepWork | None = None
     known_baseline: KnownBaseline | None = None
     looks: bool = False
+    quiet: Quiet = field(default_factory=Unshared)
 
     def __post_init__(self) -> None:
         e = self.experiment
@@ -152,6 +156,29 @@ class Session:
         self.progress.phase(phase, text)
         with self.watch.phase(phase):
             yield
+
+    def begin_quiet(self) -> None:
+        """Before a program is timed: pause others that share the card, and wait until what they launched has ended."""
+        if self.quiet.others:
+            with self.working("wait", "other comparisons on this card"):
+                self.quiet.begin()
+                if self.machine.gpu:
+                    self.machine.gpu.until_idle()
+
+    @contextmanager
+    def quietly(self) -> Iterator[None]:
+        """Times of the block are those of a card that nobody else uses."""
+        self.begin_quiet()
+        try:
+            yield
+        finally:
+            self.quiet.end()
+
+    def neighbours(self, since_s: float | None = None) -> tuple[list[str], int]:
+        """Other programs on the card; see `optexp.measurement.neighbours`. Comparisons that share it are none while
+        they are paused."""
+        gpu = self.machine.gpu
+        return neighbours(gpu, self.pool.processes(), since_s, self.quiet.others) if gpu else ([], 0)
 
     def spec(
         self,

@@ -15,6 +15,7 @@ from optexp.user_code.definitions import CaseSpec
 KEY_LENGTH = 32  # hexadecimal digits
 DEVICES = ("auto", "cpu", "cuda")
 READY = b"ready"  # beginning of a worker's first line
+QUIET, NOISE, GRANTED = "quiet", "noise", "granted"  # a worker asks for quiet, ends it, and is given it
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Settings:
     limit_s:     longest job; then the job is ended with all its processes
     records:     folder that keeps the record of each job; None keeps no record
     overrides:   other keys of the configuration, as in "measurement.pairs=10"
+    at_once:     jobs on each card; all but one are paused while that one is timed
     """
 
     preset: str = "default"
@@ -41,6 +43,7 @@ class Settings:
     limit_s: float = 1800.0
     records: str | None = None
     overrides: list[str] = field(default_factory=list)
+    at_once: int = 1
 
     @property
     def deciding(self) -> list[Any]:

@@ -6,12 +6,14 @@ with the request's secret before the JSON of `optexp.judging.line`. All other pr
 
 from __future__ import annotations
 
+import io
 import os
 import secrets
 import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from optexp import api
 from optexp.comparison import runner
+from optexp.comparison.quiet import Quiet
 from optexp.config.overrides import rewrite
 from optexp.errors import ConfigError
 from optexp.judging import line
-from optexp.judging.job import READY, Defined, Job, Request, Settings
+from optexp.judging.job import GRANTED, NOISE, QUIET, READY, Defined, Job, Request, Settings
 from optexp.judging.line import Line
 from optexp.result import Result
 from optexp.schema import suggest
@@ -44,20 +47,48 @@ def main() -> None:
     launching.launcher()  # imports torch meanwhile
     settings = msgspec.json.decode(sys.stdin.readline(), type=Settings)
     answers.write(READY + b"\n")
-    for text in sys.stdin:
+    while text := sys.stdin.readline():
         request = msgspec.json.decode(text, type=Request)
-        # A candidate may have written half a line.
-        answers.write(f"\n{request.secret} ".encode() + line.encoded(judged(request.job, settings)) + b"\n")
+        quiet = Shared(request.secret, answers) if settings.at_once > 1 else None
+        found = line.encoded(judged(request.job, settings, quiet))
+        answers.write(written(request.secret, found))
 
 
-def judged(job: Job, settings: Settings) -> Line:
+def written(secret: str, content: bytes) -> bytes:
+    """A line for the parent. A candidate may have written half a line before it."""
+    return f"\n{secret} ".encode() + content + b"\n"
+
+
+class Shared:
+    """A `Quiet` that the parent gives to one of the workers of a card at a time."""
+
+    def __init__(self, secret: str, answers: io.RawIOBase) -> None:
+        self.secret, self.answers, self.held = secret, answers, False
+        self.others: Collection[int] = (os.getppid(),)
+
+    def begin(self) -> None:
+        if not self.held:
+            self.answers.write(written(self.secret, QUIET.encode()))
+            granted = f"{self.secret} {GRANTED}"
+            while (text := sys.stdin.readline()).strip() != granted:  # a candidate can write to this process's input
+                if not text:
+                    sys.exit("the process that judges has ended")
+            self.held = True
+
+    def end(self) -> None:
+        if self.held:
+            self.held = False
+            self.answers.write(written(self.secret, NOISE.encode()))
+
+
+def judged(job: Job, settings: Settings, quiet: Quiet | None = None) -> Line:
     """The line of one job. Any failure of a candidate becomes its verdict."""
     began = time.monotonic()
     scratch = Path(tempfile.mkdtemp(prefix="optexp-judge-"))
     output = Path(settings.records, job.key) if settings.records else scratch / "record"
     try:
         refuse_edits(job)
-        result = compared(job, settings, scratch, output)
+        result = compared(job, settings, scratch, output, quiet)
         refuse_edits(job)
     except ConfigError as mistake:
         return line.failed(job, settings, str(mistake), time.monotonic() - began)
@@ -74,12 +105,13 @@ def refuse_edits(job: Job) -> None:
         raise ConfigError(f"{', '.join(job.edited)} changed after this run began: judge again")
 
 
-def compared(job: Job, settings: Settings, scratch: Path, output: Path) -> Result:
+def compared(job: Job, settings: Settings, scratch: Path, output: Path, quiet: Quiet | None = None) -> Result:
     """One comparison.
 
     Args:
         scratch: Folder for the files of the problem and its solution.
         output: Folder of the record.
+        quiet: Where other jobs share the card.
 
     Raises:
         ConfigError: the job cannot be composed.
@@ -91,7 +123,7 @@ def compared(job: Job, settings: Settings, scratch: Path, output: Path) -> Resul
         stack = stack or {"replace": _solved(job.defined, scratch)}
     config = api.compose([*own, *asked(settings), *rewrite(list(settings.overrides))], stack, {})
     _set(config, "workload", job.workload)
-    return runner.run(config, output, workload, show=lambda *_: None)
+    return runner.run(config, output, workload, show=lambda *_: None, quiet=quiet)
 
 
 def asked(settings: Settings) -> list[str]:
@@ -104,7 +136,7 @@ def asked(settings: Settings) -> list[str]:
         f"tracking.enabled={str(settings.track).lower()}",
         f"seed={secrets.randbits(SEED_BITS)}",
         # Details take a third of a job without timing, and its line does not hold them: only a record needs them.
-        f"profile.details={str(not settings.verify_only or settings.records is not None).lower()}",
+        f"profile.details={str(settings.records is not None).lower()}",
     ]
 
 

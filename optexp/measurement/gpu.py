@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -113,6 +114,12 @@ class Gpu:
         """The share of the last period (about 0.2 s) in which the card computed; empty where it is not reported."""
         rates = self.ask("nvmlDeviceGetUtilizationRates")
         return [] if rates is None else [rates.gpu / 100]
+
+    def until_idle(self, within_s: float = 10.0) -> None:
+        """Wait until the card has computed nothing for a period (about 0.2 s); at most `within_s`."""
+        end = now() + within_s
+        while any(self.utilisation()) and now() < end:
+            time.sleep(0.02)
 
     def lock_command(self, mhz: float) -> str:
         """The commands by which an administrator locks and resets the clocks."""

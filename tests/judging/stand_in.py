@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -10,16 +11,51 @@ from dataclasses import replace
 
 import msgspec
 
-from optexp.judging.job import READY, Request, Settings
+from optexp.judging.job import GRANTED, NOISE, QUIET, READY, Request, Settings
 from optexp.judging.line import Line, encoded
 from optexp.records.verdict import Verdict
+
+
+def work(problem: str, secret: str) -> None:
+    """Work, and be timed, as the problem says; both are written down with their moments."""
+    folder, pid = os.environ.get("STAND_IN", ""), os.getpid()
+
+    def write(kind: str, *moments: float) -> None:
+        with open(f"{folder}/{pid}.{kind}", "a") as file:
+            file.write(json.dumps([pid, *moments]) + "\n")
+
+    def worked(seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            write("worked", time.monotonic())
+
+    def say(text: str) -> None:
+        sys.stdout.buffer.write(f"\n{secret} {text}\n".encode())
+        sys.stdout.flush()
+
+    if problem == "works for long":
+        worked(1.0)
+    if "time" not in problem:
+        return
+    worked(0.1)
+    say(QUIET)
+    print("half a line", end="")
+    assert sys.stdin.readline() == f"{secret} {GRANTED}\n"
+    if problem == "crashes when timed":
+        os.kill(pid, signal.SIGSEGV)
+    begin = time.monotonic()
+    time.sleep(1.0 if problem == "is timed for long" else 0.2)
+    write("timed", begin, time.monotonic())
+    say(NOISE)
+    if problem != "is timed for long":  # its line follows at once
+        worked(0.1)
 
 
 def main() -> None:
     settings = msgspec.json.decode(sys.stdin.readline(), type=Settings)
     sys.stdout.buffer.write(READY + b"\n")
     sys.stdout.flush()
-    for text in sys.stdin:
+    while text := sys.stdin.readline():
         request = msgspec.json.decode(text, type=Request)
         job = request.job
         if job.problem == "hangs":
@@ -27,6 +63,7 @@ def main() -> None:
         if job.problem == "crashes":
             print("the last words", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGSEGV)
+        work(job.problem, request.secret)
         card = os.environ.get("CUDA_VISIBLE_DEVICES", "none")
         line = Line(job.key, job.suite, job.problem, job.candidate, Verdict.VERIFIED, f"{settings.preset} on {card}")
         if job.problem == "forges":  # lines as a candidate may write them into the worker's pipe

@@ -14,6 +14,7 @@ import pytest
 
 from optexp.commands import judge
 from optexp.commands.judge import main
+from optexp.errors import ConfigError
 from optexp.judging import crew, table
 from optexp.judging.fast_p import fast_p
 from optexp.judging.job import Job, Settings
@@ -169,5 +170,8 @@ def test_candidates_are_judged_in_processes_of_their_own(tmp_path: Path) -> None
 
 
 def test_options_are_settings() -> None:
-    found = judge.settings_of(judge.parse(["s", "c", "--preset", "quick", "--set", "seed=3", "dtype=float64"]))
-    assert found == Settings("quick", overrides=["seed=3", "dtype=float64"])
+    words = ["s", "c", "--preset", "quick", "--set", "seed=3", "dtype=float64"]
+    assert judge.settings_of(judge.parse(words), [None]) == Settings("quick", overrides=["seed=3", "dtype=float64"])
+    assert judge.settings_of(judge.parse([*words, "--at-once", "3"]), ["0"]).at_once == 3
+    with pytest.raises(ConfigError, match="on a CPU, where each job is timed on all cores, 1"):
+        judge.settings_of(judge.parse([*words, "--at-once", "3"]), [None])

@@ -11,6 +11,7 @@ import pytest
 
 from optexp.measurement.gpu import Gpu
 from optexp.measurement.neighbours import lineage, looking_out, neighbours
+from optexp.support.pausing import pause
 from tests.measurement.nvml import Nvml
 
 HIDDEN = 2**22 + 1  # beyond what Linux gives to any process
@@ -58,6 +59,18 @@ def test_who_comes_and_goes_between_two_readings_of_a_round_was_there(nvml: Nvml
     nvml.running = {}
     read()
     assert [f"process {child} (" in text for text in met.values()] == [True]
+
+
+def test_a_paused_comparison_on_the_same_card_is_no_stranger_unless_it_computed(
+    nvml: Nvml, gpu: Gpu, child: int
+) -> None:
+    nvml.running, pausing = {child: 2**30}, [os.getpid()]
+    assert len(neighbours(gpu, since_s=0.0, pausing=pausing)[0]) == 1  # it is not paused
+    pause(child)
+    assert neighbours(gpu, since_s=0.0, pausing=pausing) == ([], 0)
+    assert len(neighbours(gpu, since_s=0.0)[0]) == 1  # somebody else's
+    nvml.utilisation = {child: 12}  # what it had launched before
+    assert len(neighbours(gpu, since_s=0.0, pausing=pausing)[0]) == 1
 
 
 def test_ids_of_another_container_are_counted_only(nvml: Nvml, gpu: Gpu) -> None:

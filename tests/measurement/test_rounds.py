@@ -19,6 +19,7 @@ from pyarrow import parquet
 
 from optexp.comparison import measure, runner
 from optexp.comparison.measure import next_pairs, room_for_a_third, say_how_to_lock
+from optexp.comparison.quiet import Unshared
 from optexp.comparison.session import Session
 from optexp.config import Experiment, resolve, search_path
 from optexp.errors import Distrusted
@@ -69,7 +70,7 @@ def processes(luck: float, noise: float, count: int = 4) -> list[Sample]:
 def test_fewer_pairs_where_processes_differ_more_than_blocks(luck: float, noise: float, pairs: int) -> None:
     assert next_pairs(processes(luck, noise), MeasurementSettings()) == pairs
     assert (
-        next_pairs(processes(luck, noise)[:2], MeasurementSettings()) == MeasurementSettings().pairs
+        next_pairs(processes(luck, noise)[:2], MeasurementSettings()) == MeasurementSettings().pairs // 2
     )  # too early to tell
     hot, *others = processes(luck, noise)
     hot.pairs = hot.pairs[:1]  # all others were slowed: no scatter to tell anything by
@@ -92,7 +93,7 @@ def test_controls_run_in_the_same_rounds_and_are_recorded(tmp_path: Path) -> Non
 
 def test_a_shared_card_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("optexp.comparison.machine.Gpu.open", lambda device: object())
-    monkeypatch.setattr(measure, "neighbours", lambda gpu: (["process 4711 (python, 2048 MiB)"], 1))
+    monkeypatch.setattr(measure, "neighbours", lambda gpu, ours: (["process 4711 (python, 2048 MiB)"], 1))
     result = job(tmp_path, "workload=mlp", "strategy=baseline", "measurement=quick")
     assert result.verdict is Verdict.INVALID
     assert "4711" in result.headline
@@ -216,7 +217,7 @@ def test_controls_that_found_the_delay_are_remembered_and_say_from_when(
         settings=MeasurementSettings(), result=result, experiment=SimpleNamespace(seed=0), draws=Draws("key"),
         check_identities=lambda arms: None, watch=Stopwatch(),
         progress=SimpleNamespace(update=lambda *args, **kwargs: None), isolated=False,
-        pool=SimpleNamespace(homes=None), refuse_edits=Mock(),
+        pool=SimpleNamespace(homes=None), refuse_edits=Mock(), quiet=Unshared(),
         machine=SimpleNamespace(cores=[1], gpu=SimpleNamespace(free_mib=lambda: None)), output=tmp_path,
     )  # fmt: skip
     for again in (False, True):
@@ -258,6 +259,7 @@ def test_a_host_bound_result_says_so_and_what_other_cores_give(tmp_path: Path, m
         output=tmp_path,
         isolated=True,
         pool=SimpleNamespace(homes=None),
+        quiet=Unshared(),
         refuse_edits=Mock(),
         machine=SimpleNamespace(gpu=None, cores=[1], own_cores={0, 1}),
     )
@@ -294,13 +296,13 @@ def test_processes_of_another_container_that_come_later_are_noted(
     setup = Mock(queue=0, setup_s=1.0)
     seen = {} if outside else {arm.pid: None for arm in arms.values()}
     monkeypatch.setattr(gpu, "processes", lambda: seen)
-    monkeypatch.setattr(measure, "neighbours", lambda *_: ([], others + 2 * outside))
     monkeypatch.setattr(measure, "sample", lambda *_: {})
     result = Result(Verdict.ERROR, "", "mlp", [], "cuda:0", 0)
     machine, settings = SimpleNamespace(gpu=gpu), MeasurementSettings()
     session: Any = Mock(machine=machine, result=result, settings=settings, working=lambda *_: nullcontext())
     starting = {name: Mock(arm=arm, setup=Mock(wait=lambda: setup)) for name, arm in arms.items()}
     session.pool.start.return_value, session.workload.variety = starting, 1
+    session.neighbours.return_value, session.quiet = ([], others + 2 * outside), Unshared()
     for _ in range(2):
         measure.one_round(session, measure.Timed(Random(0)), 0, 10, [])
     assert len(result.notes) == noted
@@ -327,7 +329,7 @@ def test_what_was_measured_is_written_down_however_it_ends(
         settings=MeasurementSettings(controls=False, processes_min=2), draws=Draws("key"),
         check_identities=lambda arms: None,
         watch=Stopwatch(), machine=SimpleNamespace(gpu=None, cores=[1]), isolated=False,
-        pool=SimpleNamespace(homes=None), refuse_edits=Mock(), output=tmp_path,
+        pool=SimpleNamespace(homes=None), refuse_edits=Mock(), quiet=Unshared(), output=tmp_path,
         result=Result(Verdict.ERROR, "", "mlp", [], "cpu", 0),
         progress=SimpleNamespace(update=lambda *args, **kwargs: None),
     )  # fmt: skip
@@ -354,7 +356,7 @@ def test_controls_that_were_run_again_are_written_down(tmp_path: Path, monkeypat
     session = SimpleNamespace(
         settings=MeasurementSettings(), draws=Draws("key"), check_identities=lambda arms: None, watch=Stopwatch(),
         machine=SimpleNamespace(gpu=None, cores=[1]), isolated=False,
-        pool=SimpleNamespace(homes=None), refuse_edits=Mock(),
+        pool=SimpleNamespace(homes=None), refuse_edits=Mock(), quiet=Unshared(),
         result=Result(Verdict.ERROR, "", "mlp", [], "cpu", 0), output=tmp_path,
         progress=SimpleNamespace(update=lambda *args, **kwargs: None),
     )  # fmt: skip
@@ -390,15 +392,26 @@ def test_work_that_its_own_stream_does_not_wait_for_is_refused(cold_us: float, r
 def test_company_on_the_card_is_refused_where_something_is_timed(
     verify: str, allowed: bool, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "neighbours", lambda gpu: (["process 7 (python, 700 MiB)"], 0))
+    monkeypatch.setattr(measure, "neighbours", lambda gpu, ours: (["process 7 (python, 700 MiB)"], 0))
     environment = SimpleNamespace(allow_foreign=allowed)
+    monkeypatch.setattr(measure, "ENDING_S", 0.0)
     experiment = SimpleNamespace(verify=verify, environment=environment)
-    session: Any = SimpleNamespace(machine=SimpleNamespace(gpu=object()), experiment=experiment, result=None)
+    machine = SimpleNamespace(gpu=object())
+    session: Any = SimpleNamespace(machine=machine, experiment=experiment, result=None, quiet=Unshared())
     if refused:
         with pytest.raises(Distrusted, match="shared with process 7"):
             measure.refuse_company(session)
     else:
         measure.refuse_company(session)
+
+
+def test_a_process_that_is_ending_is_no_company(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = iter([["process 7 (python, 700 MiB)"], ["process 7 (python, 700 MiB)"], []])
+    monkeypatch.setattr(measure, "neighbours", lambda gpu, ours: (next(seen), 0))
+    experiment = SimpleNamespace(verify="first", environment=SimpleNamespace(allow_foreign=False))
+    machine = SimpleNamespace(gpu=object())
+    measure.refuse_company(SimpleNamespace(machine=machine, experiment=experiment, result=None, quiet=Unshared()))  # type: ignore[arg-type]
+    assert next(seen, None) is None
 
 
 def test_what_the_arms_do_not_have_in_common_is_listed() -> None:

@@ -1,0 +1,46 @@
+"""Pause a process with all its descendants: a paused process neither computes nor launches work on a GPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from optexp.support.descent import descendants
+
+STOPPED = "T"  # state in /proc/PID/stat
+ROUNDS = 100  # of looking for descendants that were started meanwhile
+
+
+def pause(pid: int) -> None:
+    """Stop a process and all its descendants; those that were started meanwhile are stopped, too."""
+    for _ in range(ROUNDS):
+        running = [each for each in (pid, *descendants(pid)) if _state(each) not in (STOPPED, "Z", "")]
+        if not running:
+            return
+        _signal(running, signal.SIGSTOP)
+
+
+def resume(pid: int) -> None:
+    """Let a paused process and all its descendants go on."""
+    _signal((pid, *descendants(pid)), signal.SIGCONT)
+
+
+def is_paused(pid: int) -> bool:
+    """Whether a process is stopped."""
+    return _state(pid) == STOPPED
+
+
+def _signal(pids: list[int] | tuple[int, ...], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _state(pid: int) -> str:
+    """A letter; empty where the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""

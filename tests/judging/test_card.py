@@ -1,0 +1,129 @@
+"""Jobs that share a card: one of them is timed at a time, and all others stand still meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from optexp.judging import card, crew, problem_files
+from optexp.judging.job import Job, Settings
+from optexp.judging.line import Line, failed
+from optexp.judging.problem_files import Target
+from optexp.records.verdict import Verdict
+from optexp.support import file_lock
+from tests.judging.suites import RIGHT, SUM, files
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder into which workers write when they work, and when they are timed."""
+    monkeypatch.setattr(crew, "MODULE", "tests.judging.stand_in")
+    monkeypatch.setenv("STAND_IN", str(tmp_path))
+    monkeypatch.setattr(file_lock, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def jobs(*problems: str) -> list[Job]:
+    return [Job(f"{index} {problem}", "files", problem, "") for index, problem in enumerate(problems)]
+
+
+def judged(*problems: str, at_once: int, limit_s: float = 30.0) -> dict[str, Line]:
+    found: dict[str, Line] = {}
+    settings = Settings(limit_s=limit_s, at_once=at_once)
+    crew.judge_all(jobs(*problems), settings, ["0"], lambda line: found.update({line.key: line}))
+    return found
+
+
+def test_one_job_is_timed_at_a_time_and_the_others_stand_still(stand_in: Path) -> None:
+    found = judged(*["times itself"] * 4, at_once=2)
+    assert [line.verdict for line in found.values()] == [Verdict.VERIFIED] * 4
+    timed = [json.loads(text) for file in stand_in.glob("*.timed") for text in file.read_text().splitlines()]
+    worked = [json.loads(text) for file in stand_in.glob("*.worked") for text in file.read_text().splitlines()]
+    assert len({pid for pid, *_ in timed}) == 2
+    for pid, begin, end in timed:
+        others = [at for other, at in worked if other != pid and begin < at < end]
+        assert not others, "another job worked meanwhile"
+
+
+def test_a_job_that_ends_while_it_is_timed_lets_the_others_go_on(stand_in: Path) -> None:
+    found = judged("crashes when timed", "times itself", "times itself", at_once=2)
+    assert [found[key].verdict for key in sorted(found)] == [Verdict.ERROR, Verdict.VERIFIED, Verdict.VERIFIED]
+
+
+def test_the_limit_of_a_job_does_not_count_what_others_take(stand_in: Path) -> None:
+    found = judged("is timed for long", "works for long", at_once=2, limit_s=1.8)  # 1 s each, besides starting
+    assert [line.verdict for line in found.values()] == [Verdict.VERIFIED] * 2
+
+
+def test_what_others_may_have_spoilt_is_judged_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[list[str], int]] = []
+
+    def judge(jobs: list[Job], settings: Settings, cards: list[str | None], done: object) -> None:
+        asked.append(([job.problem for job in jobs], settings.at_once))
+        for job in jobs:
+            line = failed(job, settings, "", 1.0)
+            if settings.at_once == 1:
+                line = replace(line, verdict=Verdict.VERIFIED)
+            elif job.problem == "large":
+                line = replace(line, reason="candidate: CUDA out of memory. Tried to allocate 20.00 GiB")
+            elif job.problem == "disturbed":
+                line = replace(line, verdict=Verdict.INVALID)
+            done(job, line)  # type: ignore[operator]
+
+    monkeypatch.setattr(crew, "_judge", judge)
+    found: list[Line] = []
+    crew.judge_all(jobs("right", "large", "disturbed"), Settings(at_once=3), ["7"], found.append)
+    assert asked == [(["right", "large", "disturbed"], 3), (["large", "disturbed"], 1)]
+    assert [(line.problem, line.verdict) for line in found] == [
+        ("right", Verdict.ERROR),
+        ("large", Verdict.VERIFIED),
+        ("disturbed", Verdict.VERIFIED),
+    ]
+
+
+def test_two_suites_do_not_share_a_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(file_lock, "FOLDER", tmp_path)
+    monkeypatch.setattr(card, "POLL_S", 0.01)
+    order: list[str] = []
+
+    def second() -> None:
+        with card.claimed("0", several=True):
+            order.append("second")
+
+    with card.claimed("0", several=True):
+        waiting = Thread(target=second)
+        waiting.start()
+        with card.claimed("1", several=True):  # another card
+            time.sleep(0.1)
+        order.append("first")
+    waiting.join()
+    assert order == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("cards", "cores", "expected"), [([None], 64, 1), (["0"], 16, 4), (["0"], 6, 1), (["0", "1"], 16, 2)]
+)
+def test_as_many_jobs_on_a_card_as_the_host_can_feed(
+    cards: list[str | None], cores: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    assert crew.at_once(cards) == expected
+
+
+@pytest.mark.slow
+def test_timed_jobs_share_a_machine(tmp_path: Path) -> None:
+    files(tmp_path, **{f"suite__{name}": SUM for name in "abc"}, **{f"mine__{name}": RIGHT for name in "abc"})
+    short = ["measurement.pairs=10", "measurement.process_s=0.5", "measurement.warmup_s=0.5"]
+    settings = Settings("quick", device="cpu", overrides=short, at_once=2)
+    suite = problem_files.suite(Target(tmp_path / "suite"), Target(tmp_path / "mine"), settings)
+    found: list[Line] = []
+    crew.judge_all(suite.jobs, settings, ["0"], found.append)
+    assert len(found) == 3
+    assert all(line.verdict.measured for line in found), [line.reason for line in found]
+    assert any(line.phases.get("wait") for line in found)

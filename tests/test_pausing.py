@@ -1,0 +1,53 @@
+"""A paused process, and all that it started, does nothing until it is resumed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from optexp.support.descent import descendants
+from optexp.support.pausing import is_paused, pause, resume
+
+COUNTS = """
+import os, sys, time
+from pathlib import Path
+if len(sys.argv) < 3:
+    import subprocess
+    subprocess.Popen([sys.executable, __file__, sys.argv[1], "child"])
+place = Path(sys.argv[1], sys.argv[-1] if len(sys.argv) > 2 else "parent")
+while True:
+    place.write_text(str(time.monotonic()))
+    time.sleep(0.005)
+"""
+
+
+def written(folder: Path) -> list[str]:
+    return [(folder / name).read_text() for name in ("parent", "child")]
+
+
+def test_a_process_and_what_it_started_stand_still(tmp_path: Path) -> None:
+    (tmp_path / "counts.py").write_text(COUNTS)
+    process = subprocess.Popen([sys.executable, tmp_path / "counts.py", tmp_path])
+    try:
+        while not (tmp_path / "child").exists():
+            time.sleep(0.01)
+        (child,) = descendants(process.pid)
+        pause(process.pid)
+        assert is_paused(process.pid)
+        assert is_paused(child)
+        before = written(tmp_path)
+        time.sleep(0.1)
+        assert written(tmp_path) == before
+        resume(process.pid)
+        end = time.monotonic() + 10
+        while any(now == then for now, then in zip(written(tmp_path), before, strict=True)):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    finally:
+        for pid in (*descendants(process.pid), process.pid):
+            subprocess.run(["kill", "-9", str(pid)], check=False)
+        process.wait()
+    assert not is_paused(process.pid)
+    pause(process.pid)  # it is gone: nothing to do
