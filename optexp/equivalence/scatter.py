@@ -21,6 +21,7 @@ from optexp.equivalence.two_samples import alike, location
 from optexp.records.verification import Finding, Scatter
 
 MANY_S = 2.0  # more draws than `randomness.SEEDS` are made of fast steps, for so many seconds
+SOME, SOME_S = 128, 10.0  # so many are made for longer: a busy machine must not hide a mask that two elements share
 MANY = 384  # draws at most
 WORK = 2**28.5  # elements × draws²: a second of a core
 ALARM = 5e-5  # how often honest arms may differ by luck, over all tests of one comparison of draws

@@ -237,11 +237,12 @@ class Checks(Timing):
 
     def throw(self, unit: float) -> randomness.Throws:
         """One step with many seeds, where it draws random numbers."""
-        elements, end = scatter.Elements(), clock.now() + scatter.MANY_S
+        elements, begin = scatter.Elements(), clock.now()
         self.elements = elements
 
         def more(draws: int) -> bool:
-            return draws < elements.wanted and clock.now() < end
+            limit_s = scatter.SOME_S if draws < scatter.SOME else scatter.MANY_S
+            return draws < elements.wanted and clock.now() - begin < limit_s
 
         return randomness.throw(self.program, self.fresh[0], self.initial, unit, elements, more)
 

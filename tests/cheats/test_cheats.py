@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from optexp.comparison import runner
 from optexp.config import search_path
+from optexp.equivalence import scatter
 from optexp.result import Result, Verdict
 from tests.reached import measured
 
@@ -320,6 +321,14 @@ def test_cheats_are_caught(cheat: str, preset: list[str], tmp_path: Path, count:
     assert words in result.headline
     assert result.speedup is None
     assert Result.read(tmp_path / "result.json").speedup is None
+
+
+def test_a_busy_machine_hides_no_shared_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scatter, "MANY_S", 0.0)
+    overrides, verdict, words = CHEATS["OneMaskForTwoElements"]
+    here = ["device=cpu", "isolation=none", "verify=only", *overrides]
+    result = compare(tmp_path, here, f"{CATALOGUE}.OneMaskForTwoElements")
+    assert (result.verdict, words in result.headline) == (verdict, True), result.headline
 
 
 @pytest.mark.parametrize(("overrides", "stack"), HONEST, ids=lambda value: value if isinstance(value, str) else "")
