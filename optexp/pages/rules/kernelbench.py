@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,7 +25,13 @@ def text(rows: Sequence[Mapping[str, Any]]) -> str:
     counts = Counter(row["verdict"] for row in rows)
     heads = ["problem", "verdict", "speedup", "step over its bound", *PHASES, "in all"]
     told = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
-    return f"{len(rows)} files: {told}. Seconds by phase:\n\n{markdown.table(heads, list(map(cells, rows)))}"
+    ordered = sorted(rows, key=lambda row: _natural(row["problem"]))
+    return f"{len(rows)} files: {told}. Seconds by phase:\n\n{markdown.table(heads, list(map(cells, ordered)))}"
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """2_b comes before 10_a."""
+    return [(int(part or 0), text) for part, text in re.findall(r"(\d*)(\D+)", name)]
 
 
 def cells(row: Mapping[str, Any]) -> list[str]:
