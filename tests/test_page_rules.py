@@ -30,6 +30,11 @@ EXAMPLES: dict[str, tuple[Rows, dict[str, Any], list[str]]] = {
         {},
         ["| GELU | 10.00 µs | 9.00 µs | 8.00 µs | +12.5% | +1.0% | 9.90 µs | 10.00 µs | -1.0% |"],
     ),
+    "throughput": (
+        [{"files": "1 to 5", "at_once": 4, "seconds": 100.4, "verdicts": {"FASTER": 4, "SAME": 1}}],
+        {},
+        ["| 1 to 5 | 4 | 100 | 20 | 4 FASTER, 1 SAME |"],
+    ),
     "gates": (
         [
             {**GATES, "used": 0.25, "of": "output, mlp", "mutants": {"scaled": [3, 4]}},
