@@ -23,6 +23,7 @@ from rich.console import Console
 
 from optexp.commands.ending import exit_status
 from optexp.commands.parsing import parser_of
+from optexp.comparison import visible_cards
 from optexp.errors import ConfigError
 from optexp.judging import crew, definition_files, problem_files, table
 from optexp.judging.fast_p import fast_p
@@ -80,7 +81,7 @@ def judge(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: the request cannot be met.
     """
-    cards = crew.cards(options.device)
+    cards = visible_cards.cards(options.device)
     settings, again = settings_of(options, cards), verdicts(options.again)
     suite = chosen(options, settings)
     console = Console(stderr=True)
@@ -117,7 +118,7 @@ def judge(options: argparse.Namespace) -> int:
 
 def settings_of(options: argparse.Namespace, cards: Sequence[str | None]) -> Settings:
     """Raises ConfigError where several jobs share a CPU."""
-    at_once = crew.at_once(cards) if options.at_once is None else options.at_once
+    at_once = visible_cards.at_once(cards) if options.at_once is None else options.at_once
     if at_once < 1 or (at_once > 1 and not options.verify_only and cards == [None]):
         raise ConfigError(f"--at-once {at_once}: name 1 or more; on a CPU, where each job is timed on all cores, 1")
     return Settings(

@@ -1,9 +1,15 @@
-"""Quiet on a card that several comparisons share: while one of them times a program, all others are paused."""
+"""Quiet for a comparison that shares its card: while it times a program, all others on the card are paused."""
 
 from __future__ import annotations
 
+import os
+import socket
+import sys
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Protocol
+
+BEGIN, GRANTED, END = b"b", b"g", b"e"  # what a worker asks of `optexp.comparison.shared_card`, and its answer
 
 
 class Quiet(Protocol):
@@ -29,3 +35,32 @@ class Unshared:
     def begin(self) -> None: ...
 
     def end(self) -> None: ...
+
+
+class Shared:
+    """Of a worker process whose parent lets it share a card.
+
+    address: of the parent's `SharedCard`
+    """
+
+    def __init__(self, address: str) -> None:
+        self.others: Collection[int] = (os.getppid(),)
+        self.held = False
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(f"\0{address}")
+
+    def begin(self) -> None:
+        if not self.held:
+            answer = b""
+            with suppress(OSError):
+                self.socket.sendall(BEGIN)
+                answer = self.socket.recv(1)
+            if answer != GRANTED:
+                sys.exit("the process that shares out this card has ended")
+            self.held = True
+
+    def end(self) -> None:
+        if self.held:
+            self.held = False
+            with suppress(OSError):
+                self.socket.sendall(END)

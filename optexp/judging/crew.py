@@ -1,6 +1,5 @@
 """PARENT: worker processes, one or several for each card, that take jobs from one queue. Needs no torch.
 
-Workers of one card take turns in timing programs (`optexp.judging.card`).
 A worker that ends or takes too long is replaced. Its job's line states the reason, and the other workers go on.
 """
 
@@ -12,10 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from select import select
@@ -25,15 +23,14 @@ from typing import IO
 
 import msgspec
 
-from optexp.judging.card import Card, claimed
-from optexp.judging.job import GRANTED, NOISE, QUIET, READY, Job, Request, Settings
+from optexp.comparison.shared_card import SharedCard, claimed
+from optexp.judging.job import READY, Job, Request, Settings
 from optexp.judging.line import Line, decoded, failed
 from optexp.records.verdict import Verdict
 
 MODULE = "optexp.judging.worker"
 TAIL = 2000  # bytes at the end of a dead worker's log that are read for its last line
 POLL_S = 0.5
-AT_ONCE, CORES = 4, 4  # most jobs on a card, and fewest cores for each: its arms are set up side by side
 CHUNK = 65_536  # bytes
 START_S = 300.0  # most seconds for a worker's imports, which do not count as a job's time
 
@@ -42,78 +39,56 @@ class Worker:
     """A process that judges jobs.
 
     visible: its value of CUDA_VISIBLE_DEVICES; None: the variable does not change
-    card:    that it shares with other workers
+    card:    that it shares with other workers; None where it has the card to itself
     """
 
-    def __init__(
-        self, settings: Settings, visible: str | None = None, card: Card | None = None, stop: Event | None = None
-    ) -> None:
-        self.settings, self.visible, self.card, self.stop = settings, visible, card or Card(), stop or Event()
+    def __init__(self, settings: Settings, visible: str | None, card: SharedCard | None, stop: Event) -> None:
+        self.settings, self.visible, self.card, self.stop = settings, visible, card, stop
         self.process: subprocess.Popen[bytes] | None = None
         self.log: IO[bytes] | None = None
-        self.lines, self.unfinished = deque[bytes](), b""  # of its output, not read yet
 
     def judge(self, job: Job) -> Line:
         """The line of a job. Raises KeyboardInterrupt if the judgement is stopped."""
         began, secret = time.monotonic(), secrets.token_hex()
         process = self._running()
-        until = self._clock(process) + self.settings.limit_s
-        self._tell(msgspec.json.encode(Request(secret, job)))
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(msgspec.json.encode(Request(secret, job)) + b"\n")
+            process.stdin.flush()
         try:
-            while answer := self._answer(process, until, f"{secret} ".encode()):
-                if answer == QUIET.encode():
-                    self.card.begin(process.pid, self._refuse)
-                    self._tell(f"{secret} {GRANTED}".encode())
-                elif answer == NOISE.encode():
-                    self.card.end(process.pid)
-                else:
-                    return decoded(answer)
+            if answer := self._answer(process, self.settings.limit_s, f"{secret} ".encode()):
+                return decoded(answer)
             status = process.wait()
             reason = f"the process that compares ended ({_ending(status)}){self._last_words()}"
         except TimeoutError:
             reason = f"no verdict within {self.settings.limit_s:g} s: the job was ended"
-        finally:
-            self.card.end(process.pid)
         self.close()
         return failed(job, self.settings, reason, time.monotonic() - began)
 
-    def _clock(self, process: subprocess.Popen[bytes]) -> float:
-        """Seconds of a clock that stands still while the process is paused, or waits for others on its card."""
-        return time.monotonic() - self.card.paused_s.get(process.pid, 0.0)
-
-    def _answer(self, process: subprocess.Popen[bytes], until: float, start: bytes) -> bytes:
-        """The next output line that begins with `start`, without `start`; empty if the process ended.
+    def _answer(self, process: subprocess.Popen[bytes], limit_s: float, start: bytes) -> bytes:
+        """The first output line that begins with `start`, without `start`; empty if the process ended.
 
         Other lines come from a candidate, which can write to the worker's pipe but does not know the secret.
-        Raises TimeoutError after `until` by `_clock`, and KeyboardInterrupt.
+        Raises TimeoutError and KeyboardInterrupt.
         """
         assert process.stdout is not None
+        deadline, unfinished = self._now(process.pid) + limit_s, b""
         while True:
-            while self.lines:
-                if (line := self.lines.popleft()).startswith(start):
-                    return line.removeprefix(start)
-            self._refuse()
-            if self._clock(process) > until:
+            if self.stop.is_set():
+                raise KeyboardInterrupt
+            if self._now(process.pid) > deadline:
                 raise TimeoutError
             if not select([process.stdout], [], [], POLL_S)[0]:
                 continue
             if not (chunk := os.read(process.stdout.fileno(), CHUNK)):
                 return b""
-            *lines, self.unfinished = (self.unfinished + chunk).split(b"\n")
-            self.lines += lines
+            *lines, unfinished = (unfinished + chunk).split(b"\n")
+            if found := next((line for line in lines if line.startswith(start)), None):
+                return found.removeprefix(start)
 
-    def _refuse(self) -> None:
-        """Raises KeyboardInterrupt if the judgement is stopped."""
-        if self.stop.is_set():
-            raise KeyboardInterrupt
-
-    def _tell(self, text: bytes) -> None:
-        """A line for the process."""
-        assert self.process is not None
-        assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # the process has ended: the job's line will state it
-            self.process.stdin.write(text + b"\n")
-            self.process.stdin.flush()
+    def _now(self, pid: int) -> float:
+        """Seconds of a clock that stands still while other workers of the card make this one wait."""
+        return self.card.clock(pid) if self.card else time.monotonic()
 
     def close(self) -> None:
         """End the process; its arms end with it."""
@@ -121,17 +96,16 @@ class Worker:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-        if self.process is not None:
+        if self.card and self.process:
             self.card.pids.discard(self.process.pid)
         self.process = None
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self.process is None or self.process.poll() is not None:
-            self.lines, self.unfinished = deque(), b""
             self.log = TemporaryFile("a+b")  # noqa: SIM115  # lives as long as the process
             path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
             visible = {} if self.visible is None else {"CUDA_VISIBLE_DEVICES": self.visible}
-            with self.card.starting():
+            with self.card.starting() if self.card else nullcontext():
                 self.process = subprocess.Popen(
                     [sys.executable, "-m", MODULE],
                     stdin=subprocess.PIPE,
@@ -140,10 +114,15 @@ class Worker:
                     env={**os.environ, "PYTHONPATH": path, **visible},
                     start_new_session=True,
                 )
-                self.card.pids.add(self.process.pid)
-            self._tell(msgspec.json.encode(self.settings))
+                if self.card:
+                    self.card.pids.add(self.process.pid)
+            assert self.process.stdin is not None
+            with suppress(BrokenPipeError):  # the process has ended: the job's line will state it
+                shared = replace(self.settings, shared=self.card.address if self.card else None)
+                self.process.stdin.write(msgspec.json.encode(shared) + b"\n")
+                self.process.stdin.flush()
             with suppress(TimeoutError):  # the job will then end in its own timeout
-                self._answer(self.process, self._clock(self.process) + START_S, READY)
+                self._answer(self.process, START_S, READY)
         return self.process
 
     def _last_words(self) -> str:
@@ -176,10 +155,11 @@ def judge_all(
     if settings.at_once > 1:
         with ExitStack() as held:
             for card in cards:
-                held.enter_context(claimed(card, several=True))
-            _judge(jobs, settings, cards, first)
-        jobs, settings = [alone.get() for _ in range(alone.qsize())], replace(settings, at_once=1)
-    _judge(jobs, settings, cards, lambda job, line: done(line))
+                held.enter_context(claimed(str(card)))
+            shared = [held.enter_context(closing(SharedCard())) for _ in cards]
+            _judge(jobs, settings, list(zip(cards, shared, strict=True)) * settings.at_once, first)
+        jobs = [alone.get() for _ in range(alone.qsize())]
+    _judge(jobs, settings, [(card, None) for card in cards], lambda job, line: done(line))
 
 
 def spoilt(line: Line) -> bool:
@@ -188,18 +168,23 @@ def spoilt(line: Line) -> bool:
 
 
 def _judge(
-    jobs: Sequence[Job], settings: Settings, cards: Sequence[str | None], done: Callable[[Job, Line], None]
+    jobs: Sequence[Job],
+    settings: Settings,
+    places: Sequence[tuple[str | None, SharedCard | None]],
+    done: Callable[[Job, Line], None],
 ) -> None:
-    """Judge every job, so many at once on each card as the settings say."""
+    """Judge every job.
+
+    Args:
+        places: Of the workers; see `Worker`.
+    """
     if not jobs:
         return
     queue: SimpleQueue[Job] = SimpleQueue()
     for job in jobs:
         queue.put(job)
     stop = Event()
-    shared = [(visible, Card()) for visible in cards]
-    workers = [Worker(settings, visible, card, stop) for _ in range(settings.at_once) for visible, card in shared]
-    workers = workers[: len(jobs)]
+    workers = [Worker(settings, visible, card, stop) for visible, card in places[: len(jobs)]]
 
     def work(worker: Worker) -> None:
         try:
@@ -218,32 +203,6 @@ def _judge(
                 future.result()
         finally:
             stop.set()  # after an interruption, it ends every worker, so that the pool can end
-
-
-def at_once(cards: Sequence[str | None]) -> int:
-    """How many jobs a card may have by default: as many as keep it busy, where the host has four cores for each."""
-    cores = len(os.sched_getaffinity(0))
-    return 1 if list(cards) == [None] else max(1, min(AT_ONCE, cores // (CORES * len(cards))))
-
-
-def cards(device: str) -> list[str | None]:
-    """CUDA_VISIBLE_DEVICES of each worker: one card each, or one worker without a card."""
-    if device == "cpu":
-        return [None]
-    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [card.strip() for card in visible.split(",") if card.strip()] or [None]
-    return [str(index) for index in range(_count())] or [None]
-
-
-def _count() -> int:
-    """Cards of this machine, from the driver's library: CUDA itself is not started here."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        return int(pynvml.nvmlDeviceGetCount())
-    except pynvml.NVMLError:
-        return 0
 
 
 def _ending(status: int) -> str:

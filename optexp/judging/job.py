@@ -15,7 +15,6 @@ from optexp.user_code.definitions import CaseSpec
 KEY_LENGTH = 32  # hexadecimal digits
 DEVICES = ("auto", "cpu", "cuda")
 READY = b"ready"  # beginning of a worker's first line
-QUIET, NOISE, GRANTED = "quiet", "noise", "granted"  # a worker asks for quiet, ends it, and is given it
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,7 @@ class Settings:
     records:     folder that keeps the record of each job; None keeps no record
     overrides:   other keys of the configuration, as in "measurement.pairs=10"
     at_once:     jobs on each card; all but one are paused while that one is timed
+    shared:      address of the `SharedCard` of a worker's card; None where it has the card to itself
     """
 
     preset: str = "default"
@@ -44,6 +44,7 @@ class Settings:
     records: str | None = None
     overrides: list[str] = field(default_factory=list)
     at_once: int = 1
+    shared: str | None = None
 
     @property
     def deciding(self) -> list[Any]:

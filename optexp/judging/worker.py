@@ -6,14 +6,12 @@ with the request's secret before the JSON of `optexp.judging.line`. All other pr
 
 from __future__ import annotations
 
-import io
 import os
 import secrets
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from optexp import api
 from optexp.comparison import runner
-from optexp.comparison.quiet import Quiet
+from optexp.comparison.quiet import Quiet, Shared
 from optexp.config.overrides import rewrite
 from optexp.errors import ConfigError
 from optexp.judging import line
-from optexp.judging.job import GRANTED, NOISE, QUIET, READY, Defined, Job, Request, Settings
+from optexp.judging.job import READY, Defined, Job, Request, Settings
 from optexp.judging.line import Line
 from optexp.result import Result
 from optexp.schema import suggest
@@ -46,39 +44,13 @@ def main() -> None:
     os.dup2(2, 1)
     launching.launcher()  # imports torch meanwhile
     settings = msgspec.json.decode(sys.stdin.readline(), type=Settings)
+    quiet = Shared(settings.shared) if settings.shared else None
     answers.write(READY + b"\n")
-    while text := sys.stdin.readline():
+    for text in sys.stdin:
         request = msgspec.json.decode(text, type=Request)
-        quiet = Shared(request.secret, answers) if settings.at_once > 1 else None
         found = line.encoded(judged(request.job, settings, quiet))
-        answers.write(written(request.secret, found))
-
-
-def written(secret: str, content: bytes) -> bytes:
-    """A line for the parent. A candidate may have written half a line before it."""
-    return f"\n{secret} ".encode() + content + b"\n"
-
-
-class Shared:
-    """A `Quiet` that the parent gives to one of the workers of a card at a time."""
-
-    def __init__(self, secret: str, answers: io.RawIOBase) -> None:
-        self.secret, self.answers, self.held = secret, answers, False
-        self.others: Collection[int] = (os.getppid(),)
-
-    def begin(self) -> None:
-        if not self.held:
-            self.answers.write(written(self.secret, QUIET.encode()))
-            granted = f"{self.secret} {GRANTED}"
-            while (text := sys.stdin.readline()).strip() != granted:  # a candidate can write to this process's input
-                if not text:
-                    sys.exit("the process that judges has ended")
-            self.held = True
-
-    def end(self) -> None:
-        if self.held:
-            self.held = False
-            self.answers.write(written(self.secret, NOISE.encode()))
+        # A candidate may have written half a line.
+        answers.write(f"\n{request.secret} ".encode() + found + b"\n")
 
 
 def judged(job: Job, settings: Settings, quiet: Quiet | None = None) -> Line:

@@ -22,6 +22,7 @@ from hydra.core.utils import run_job, setup_globals
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from optexp.comparison.quiet import Shared
 from optexp.config import search_path
 from optexp.records import filenames
 from optexp.result import Result
@@ -29,6 +30,7 @@ from optexp.support.nvml_count import count_by_nvml
 
 MARK, LOCK, LOG = "job.json", ".lock", "job.log"
 PASSED_ON = ("MLFLOW_", "OPTEXP_")  # environment variables that reach workers on other machines
+_shared: dict[str, Shared] = {}  # of this worker's card, by address
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Of the process that sweeps: working folder, modules, and variables that jobs depend on."""
+    """Of the process that sweeps: working folder, modules, and variables that jobs depend on.
+
+    shared: address of the `SharedCard` of a worker's card; None where it shares none
+    """
 
     folder: str
     path: tuple[str, ...]
     variables: Mapping[str, str]
+    shared: str | None = None
 
     @classmethod
     def here(cls) -> Surroundings:
@@ -116,6 +122,8 @@ class Surroundings:
         sys.path += [entry for entry in self.path if entry not in sys.path]
         os.environ.update(self.variables)
         count_by_nvml()
+        if self.shared is not None and self.shared not in _shared:
+            _shared[self.shared] = Shared(self.shared)
 
 
 def task(config: DictConfig) -> None:
@@ -126,7 +134,7 @@ def task(config: DictConfig) -> None:
         launching.launcher()  # imports torch while this process does
     from optexp.comparison import runner  # not before a job starts: --help must not wait for torch
 
-    runner.run(config, Path(HydraConfig.get().runtime.output_dir))
+    runner.run(config, Path(HydraConfig.get().runtime.output_dir), quiet=next(iter(_shared.values()), None))
 
 
 def run(job: Job, context: HydraContext) -> None:

@@ -11,12 +11,13 @@ from dataclasses import replace
 
 import msgspec
 
-from optexp.judging.job import GRANTED, NOISE, QUIET, READY, Request, Settings
+from optexp.comparison.quiet import Shared
+from optexp.judging.job import READY, Request, Settings
 from optexp.judging.line import Line, encoded
 from optexp.records.verdict import Verdict
 
 
-def work(problem: str, secret: str) -> None:
+def work(problem: str, shared: str | None) -> None:
     """Work, and be timed, as the problem says; both are written down with their moments."""
     folder, pid = os.environ.get("STAND_IN", ""), os.getpid()
 
@@ -29,33 +30,28 @@ def work(problem: str, secret: str) -> None:
         while time.monotonic() < end:
             write("worked", time.monotonic())
 
-    def say(text: str) -> None:
-        sys.stdout.buffer.write(f"\n{secret} {text}\n".encode())
-        sys.stdout.flush()
-
     if problem == "works for long":
         worked(1.0)
     if "time" not in problem:
         return
+    assert shared is not None
+    quiet = Shared(shared)
     worked(0.1)
-    say(QUIET)
-    print("half a line", end="")
-    assert sys.stdin.readline() == f"{secret} {GRANTED}\n"
+    quiet.begin()
     if problem == "crashes when timed":
         os.kill(pid, signal.SIGSEGV)
     begin = time.monotonic()
     time.sleep(1.0 if problem == "is timed for long" else 0.2)
     write("timed", begin, time.monotonic())
-    say(NOISE)
-    if problem != "is timed for long":  # its line follows at once
-        worked(0.1)
+    quiet.end()
+    worked(0.1)
 
 
 def main() -> None:
     settings = msgspec.json.decode(sys.stdin.readline(), type=Settings)
     sys.stdout.buffer.write(READY + b"\n")
     sys.stdout.flush()
-    while text := sys.stdin.readline():
+    for text in sys.stdin:
         request = msgspec.json.decode(text, type=Request)
         job = request.job
         if job.problem == "hangs":
@@ -63,7 +59,7 @@ def main() -> None:
         if job.problem == "crashes":
             print("the last words", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGSEGV)
-        work(job.problem, request.secret)
+        work(job.problem, settings.shared)
         card = os.environ.get("CUDA_VISIBLE_DEVICES", "none")
         line = Line(job.key, job.suite, job.problem, job.candidate, Verdict.VERIFIED, f"{settings.preset} on {card}")
         if job.problem == "forges":  # lines as a candidate may write them into the worker's pipe

@@ -11,7 +11,9 @@ from threading import Thread
 
 import pytest
 
-from optexp.judging import card, crew, problem_files
+from optexp.comparison import shared_card, visible_cards
+from optexp.comparison.quiet import Shared
+from optexp.judging import crew, problem_files
 from optexp.judging.job import Job, Settings
 from optexp.judging.line import Line, failed
 from optexp.judging.problem_files import Target
@@ -64,11 +66,11 @@ def test_the_limit_of_a_job_does_not_count_what_others_take(stand_in: Path) -> N
 def test_what_others_may_have_spoilt_is_judged_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[list[str], int]] = []
 
-    def judge(jobs: list[Job], settings: Settings, cards: list[str | None], done: object) -> None:
-        asked.append(([job.problem for job in jobs], settings.at_once))
+    def judge(jobs: list[Job], settings: Settings, places: list[tuple[str, object]], done: object) -> None:
+        asked.append(([job.problem for job in jobs], len(places)))
         for job in jobs:
             line = failed(job, settings, "", 1.0)
-            if settings.at_once == 1:
+            if len(places) == 1:
                 line = replace(line, verdict=Verdict.VERIFIED)
             elif job.problem == "large":
                 line = replace(line, reason="candidate: CUDA out of memory. Tried to allocate 20.00 GiB")
@@ -89,21 +91,35 @@ def test_what_others_may_have_spoilt_is_judged_again_alone(monkeypatch: pytest.M
 
 def test_two_suites_do_not_share_a_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(file_lock, "FOLDER", tmp_path)
-    monkeypatch.setattr(card, "POLL_S", 0.01)
+    monkeypatch.setattr(shared_card, "POLL_S", 0.01)
     order: list[str] = []
 
     def second() -> None:
-        with card.claimed("0", several=True):
+        with shared_card.claimed("0"):
             order.append("second")
 
-    with card.claimed("0", several=True):
+    with shared_card.claimed("0"):
         waiting = Thread(target=second)
         waiting.start()
-        with card.claimed("1", several=True):  # another card
+        with shared_card.claimed("1"):  # another card
             time.sleep(0.1)
         order.append("first")
     waiting.join()
     assert order == ["first", "second"]
+
+
+def test_a_process_that_is_no_worker_is_not_heard() -> None:
+    card = shared_card.SharedCard()
+    with pytest.raises(SystemExit, match="has ended"):
+        Shared(card.address).begin()
+    card.pids.add(os.getpid())
+    worker = Shared(card.address)
+    worker.begin()
+    worker.begin()  # it has it
+    worker.end()
+    card.close()
+    with pytest.raises(ConnectionRefusedError):
+        Shared(card.address)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +129,7 @@ def test_as_many_jobs_on_a_card_as_the_host_can_feed(
     cards: list[str | None], cores: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
-    assert crew.at_once(cards) == expected
+    assert visible_cards.at_once(cards) == expected
 
 
 @pytest.mark.slow

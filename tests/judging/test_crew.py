@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from optexp.comparison import visible_cards
 from optexp.judging import crew
 from optexp.judging.job import Job, Settings
 from optexp.judging.line import Line
@@ -68,11 +69,11 @@ def test_a_worker_for_each_visible_card(
     device: str, visible: str, expected: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert crew.cards(device) == expected
+    assert visible_cards.cards(device) == expected
 
 
 def test_cards_are_counted_by_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for count, expected in ((0, [None]), (2, ["0", "1"])):
-        monkeypatch.setattr(crew, "_count", lambda count=count: count)
-        assert crew.cards("auto") == expected
+        monkeypatch.setattr(visible_cards, "_count", lambda count=count: count)
+        assert visible_cards.cards("auto") == expected

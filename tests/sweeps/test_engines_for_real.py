@@ -93,6 +93,22 @@ def test_joblib_survives_a_worker_that_is_killed(tmp_path: Path) -> None:
     assert "ended without a record: started again" in (tmp_path / "log").read_text()
 
 
+@pytest.mark.slow
+def test_joblib_pauses_the_others_while_a_job_is_timed(tmp_path: Path) -> None:
+    words = ["-m", "workload=gelu", "workload.size=64,96,128", "strategy=inplace", "device=cpu", "measurement=quick"]
+    short = ["measurement.pairs=10", "measurement.process_s=0.5", "measurement.warmup_s=0.5", "measurement.load_s=0"]
+    engine = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "tracking.enabled=false"]
+    done = subprocess.run(
+        [sys.executable, "-m", "optexp", *words, *short, *engine],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = [Result.read(path) for path in tmp_path.glob("multirun/*/*/*/result.json")]
+    assert len(records) == 3
+    assert any(record.seconds.get("wait") for record in records)
+    assert all("other comparisons shared the card" in str(record.notes) for record in records)
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[str]:
     """Two nodes on this machine; the second one can be killed."""

@@ -2,42 +2,70 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
+from optexp.comparison import visible_cards
+from optexp.comparison.shared_card import SharedCard, claimed
 from optexp.errors import ConfigError
 from optexp.sweeps.job import Job, Surroundings, work
 from optexp.sweeps.launchers.engine import Engine
 
 
 class Joblib(Engine):
-    """`hydra/launcher=joblib`: one worker for each GPU; `n_jobs` of them where there is none.
+    """`hydra/launcher=joblib`: `at_once` workers for each GPU; `n_jobs` of them where there is none.
 
     Each worker is an executor of its own. In one common executor, or in `joblib.Parallel`, a worker that is killed
-    takes the jobs of all others with it. Jobs choose their GPU by its lock.
+    takes the jobs of all others with it. One worker for each GPU lets jobs choose their GPU by its lock; several on a
+    GPU, or on the CPU, share it: one of them times a program at a time.
     """
 
-    def __init__(self, n_jobs: int | None = None) -> None:
-        self.n_jobs = n_jobs
+    def __init__(self, n_jobs: int | None = None, at_once: int = 1) -> None:
+        self.n_jobs, self.at_once = n_jobs, at_once
 
     def workers(self) -> int:
         import torch
 
-        count = self.n_jobs or torch.cuda.device_count() or 1
-        if count < 1:
-            raise ConfigError(f"hydra.launcher.n_jobs={count}: there is at least one worker")
+        count = self.n_jobs or torch.cuda.device_count() * self.at_once or 1
+        if count < 1 or self.at_once < 1:
+            name, value = ("n_jobs", self.n_jobs) if self.at_once >= 1 else ("at_once", self.at_once)
+            raise ConfigError(f"hydra.launcher.{name}={value}: there is at least one worker")
         return count
 
     def run_all(self, jobs: Sequence[Job]) -> None:
+        with ExitStack() as held:
+            self._run_all(jobs, self._places(jobs, held))
+
+    def _places(self, jobs: Sequence[Job], held: ExitStack) -> list[_Place]:
+        """Of the workers.
+
+        Raises:
+            ConfigError: jobs name the card that their worker is to choose.
+        """
+        count, on_gpu = min(self.workers(), len(jobs)), self.on_gpus()
+        cards = visible_cards.cards("auto") if on_gpu else [None]
+        if count == 1 or (on_gpu and self.at_once == 1):
+            return [_Place()] * count
+        if on_gpu and (named := {str(job.config.device) for job in jobs} - {"auto", "cuda", "cpu"}):
+            text = f"hydra.launcher.at_once={self.at_once} gives each worker a card"
+            raise ConfigError(f"{text}: leave out device={min(named)}")
+        for card in cards if on_gpu else ():
+            held.enter_context(claimed(str(card)))
+        places = [_Place(card, held.enter_context(closing(SharedCard()))) for card in cards]
+        return [places[index % len(places)] for index in range(count)]
+
+    def _run_all(self, jobs: Sequence[Job], places: Sequence[_Place]) -> None:
         waiting: SimpleQueue[Job] = SimpleQueue()
         for job in jobs:
             waiting.put(job)
         here = Surroundings.here()
-        executors = [_Worker() for _ in range(min(self.workers(), len(jobs)))]
+        executors = [_Worker(place) for place in places]
         threads = [Thread(target=self._serve, args=(executor, waiting, here), daemon=True) for executor in executors]
         try:
             for thread in threads:
@@ -65,26 +93,53 @@ def _take_all(waiting: SimpleQueue[Job]) -> None:
             waiting.get_nowait()
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Of a worker.
+
+    visible: its value of CUDA_VISIBLE_DEVICES; None: it sees all cards
+    card:    that it shares with other workers; None: it shares none
+    """
+
+    visible: str | None = None
+    card: SharedCard | None = None
+
+    def surroundings(self, here: Surroundings) -> Surroundings:
+        """Of jobs in this place."""
+        visible = {} if self.visible is None else {"CUDA_VISIBLE_DEVICES": self.visible}
+        shared = self.card.address if self.card else None
+        return replace(here, variables={**here.variables, **visible}, shared=shared)
+
+
 class _Worker:
     """One process that stays warm from job to job, and is made anew after one that was killed."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: _Place) -> None:
         self.executor: Any = None
+        self.place = place
+        self.pid = 0
 
     def run(self, job: Job, here: Surroundings) -> None:
         from joblib.externals.loky import ProcessPoolExecutor
         from joblib.externals.loky.process_executor import BrokenProcessPool, ShutdownExecutorError
 
-        if self.executor is None:
-            self.executor = ProcessPoolExecutor(max_workers=1)
+        card = self.place.card
         try:
-            self.executor.submit(work, job, here).result()
+            if self.executor is None:
+                self.executor = ProcessPoolExecutor(max_workers=1)
+                with card.starting() if card else nullcontext():
+                    self.pid = self.executor.submit(os.getpid).result()
+                if card:
+                    card.pids.add(self.pid)
+            self.executor.submit(work, job, self.place.surroundings(here)).result()
         except (BrokenProcessPool, ShutdownExecutorError):  # it was killed, or the sweep is interrupted
             self.kill()
         except Exception as error:  # raised in the worker, which lives on
             print(f"optexp: job {job.number}: {type(error).__name__}: {error}", file=sys.stderr)
 
     def kill(self) -> None:
+        if self.place.card:
+            self.place.card.pids.discard(self.pid)
         executor, self.executor = self.executor, None
         if executor is not None:
             executor.shutdown(kill_workers=True)

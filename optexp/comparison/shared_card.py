@@ -1,0 +1,112 @@
+"""PARENT: worker processes that share a card. One of them times a program at a time; all others are paused meanwhile.
+
+Workers ask over a socket in Linux's abstract namespace, and the kernel says which process asks. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Lock, Thread
+
+from optexp.comparison.quiet import BEGIN, END, GRANTED
+from optexp.support import file_lock
+from optexp.support.pausing import pause, resume
+
+POLL_S = 0.5
+
+
+class SharedCard:
+    """One card, and the worker processes on it. Workers ask by a `Shared` of this address.
+
+    pids: of the workers; others are not heard
+    """
+
+    def __init__(self) -> None:
+        self.address, self.pids = f"optexp-card-{secrets.token_hex()}", set[int]()
+        self._holder: int | None = None
+        self._lock = Lock()  # is held while somebody times, and while a worker starts
+        self._paused_s: dict[int, float] = {}
+        self._since, self._closed = 0.0, False
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(f"\0{self.address}")
+        self._socket.listen()
+        Thread(target=self._accept, daemon=True).start()
+
+    def clock(self, pid: int) -> float:
+        """Seconds of a clock that stands still while a worker is paused, or waits for others."""
+        return time.monotonic() - self._paused_s.get(pid, 0.0)
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """A worker that starts in the block starts while nobody times a program."""
+        with self._lock:
+            yield
+
+    def close(self) -> None:
+        """Hear nobody any more."""
+        self._closed = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # `accept` returns
+        self._socket.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                connection, _ = self._socket.accept()
+                Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid = struct.unpack("3i", credentials)[0]
+        try:
+            with connection, suppress(OSError):
+                while pid in self.pids and (asked := connection.recv(1)):
+                    if asked == BEGIN and self._begin(pid):
+                        connection.sendall(GRANTED)
+                    elif asked == END:
+                        self._end(pid)
+        finally:
+            self._end(pid)  # it may have ended while it timed
+
+    def _begin(self, pid: int) -> bool:
+        """Whether this worker has the card to itself now; False where nobody is heard any more."""
+        asked = time.monotonic()
+        while not self._lock.acquire(timeout=POLL_S):
+            if self._closed:
+                return False
+        self._holder, self._since = pid, time.monotonic()
+        self._paused_s[pid] = self._paused_s.get(pid, 0.0) + self._since - asked
+        for other in self.pids - {pid}:
+            pause(other)
+        return True
+
+    def _end(self, pid: int) -> None:
+        if self._holder == pid:
+            for other in self.pids - {pid}:
+                self._paused_s[other] = self._paused_s.get(other, 0.0) + time.monotonic() - self._since
+                resume(other)
+            self._holder = None
+            self._lock.release()
+
+
+@contextmanager
+def claimed(card: str) -> Iterator[None]:
+    """No other process shares out this card meanwhile; it waits for the block's end.
+
+    Args:
+        card: As in CUDA_VISIBLE_DEVICES.
+    """
+    path = Path(file_lock.FOLDER, f"optexp-shared-{card}.lock")
+    while (held := file_lock.acquire(path)) is None:
+        time.sleep(POLL_S)
+    try:
+        yield
+    finally:
+        os.close(held)
