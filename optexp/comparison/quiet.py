@@ -37,6 +37,17 @@ class Unshared:
     def end(self) -> None: ...
 
 
+class Throughout:
+    """Of a job that has had quiet since it began, and will until its end."""
+
+    def __init__(self, quiet: Quiet) -> None:
+        self.others = quiet.others
+
+    def begin(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
 class Shared:
     """Of a worker process whose parent lets it share a card.
 

@@ -17,7 +17,7 @@ from optexp.comparison.adjudicate import Decision, Facts, adjudicate
 from optexp.comparison.defaults import taken as defaults_taken
 from optexp.comparison.forecast import welcome
 from optexp.comparison.known_baseline import KnownBaseline
-from optexp.comparison.quiet import Quiet, Unshared
+from optexp.comparison.quiet import Quiet, Throughout, Unshared
 from optexp.comparison.recorder import Recorder, not_built, silent
 from optexp.comparison.session import Session
 from optexp.config import Experiment, resolve, search_path
@@ -66,6 +66,10 @@ def run(
             device = held.enter_context(gpu_lock.locked(experiment.device, waiting, shared=quiet is not None))
             with watch.phase("import"):
                 session = Session(experiment, device, output, watch, progress, quiet=quiet or Unshared())
+            if quiet is not None and (experiment.mode != "compare" or session.settings.trials):
+                held.callback(quiet.end)
+                session.begin_quiet()
+                session.quiet = Throughout(quiet)  # it times programs until its end
             if not search_path.in_sweep():
                 session.told_s, said = welcome(experiment, MachineLoad.now())
                 defaults = defaults_taken(experiment) if HydraConfig.initialized() else ""
@@ -100,6 +104,7 @@ def run_beside(
     (output / filenames.RESULT).unlink(missing_ok=True)
     session = Session(experiment, job.device, output, Stopwatch(), progress)
     session.work, session.known_baseline, session.pool.until_s = job.work, known_baseline, until_s
+    session.quiet = job.quiet
     session.looks = looks
     parent = job.result.environment.get("mlflow_run")
     with Recorder(session, silent, parent) as recorder:

@@ -21,7 +21,7 @@ from optexp.comparison.machine import Machine
 from optexp.comparison.quiet import Quiet, Unshared
 from optexp.config import Experiment, search_path
 from optexp.config.experiment import comparing
-from optexp.errors import ConfigError, Distrusted, Failure, NoReference
+from optexp.errors import RAN_OUT, ConfigError, Distrusted, Failure, NoReference
 from optexp.measurement.environment import describe as describe_environment
 from optexp.measurement.gpu import UNREAD
 from optexp.measurement.neighbours import neighbours
@@ -278,7 +278,7 @@ class Session:
             return False
         tried, self.plan = PLANS[self.plan], following
         self.tried = [*self.tried, tried.describe()]
-        self.result.notes.append(f"memory: {failure.worker or 'an arm'} ran out with {tried.describe()}")
+        self.result.notes.append(f"memory: {failure.worker or 'an arm'} {RAN_OUT} {tried.describe()}")
         self.pool.end_workers()
         return True
 

@@ -24,6 +24,7 @@ from typing import IO
 import msgspec
 
 from optexp.comparison.shared_card import SharedCard, claimed
+from optexp.errors import RAN_OUT
 from optexp.judging.job import READY, Job, Request, Settings
 from optexp.judging.line import Line, decoded, failed
 from optexp.records.verdict import Verdict
@@ -164,6 +165,8 @@ def judge_all(
 
 def spoilt(line: Line) -> bool:
     """Whether other jobs on the card may be to blame: they take its memory, and a timed one may meet their work."""
+    if any(note.startswith("memory: ") and RAN_OUT in note for note in line.notes):
+        return True
     return line.verdict is Verdict.INVALID or (line.verdict is Verdict.ERROR and "out of memory" in line.reason)
 
 

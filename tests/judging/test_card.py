@@ -13,6 +13,7 @@ import pytest
 
 from optexp.comparison import shared_card, visible_cards
 from optexp.comparison.quiet import Shared
+from optexp.errors import RAN_OUT
 from optexp.judging import crew, problem_files
 from optexp.judging.job import Job, Settings
 from optexp.judging.line import Line, failed
@@ -76,16 +77,20 @@ def test_what_others_may_have_spoilt_is_judged_again_alone(monkeypatch: pytest.M
                 line = replace(line, reason="candidate: CUDA out of memory. Tried to allocate 20.00 GiB")
             elif job.problem == "disturbed":
                 line = replace(line, verdict=Verdict.INVALID)
+            elif job.problem == "short":
+                note = f"memory: candidate {RAN_OUT} 4 distinct batches, arms side by side"
+                line = replace(line, verdict=Verdict.FASTER, notes=[note])
             done(job, line)  # type: ignore[operator]
 
     monkeypatch.setattr(crew, "_judge", judge)
     found: list[Line] = []
-    crew.judge_all(jobs("right", "large", "disturbed"), Settings(at_once=3), ["7"], found.append)
-    assert asked == [(["right", "large", "disturbed"], 3), (["large", "disturbed"], 1)]
+    crew.judge_all(jobs("right", "large", "disturbed", "short"), Settings(at_once=3), ["7"], found.append)
+    assert asked == [(["right", "large", "disturbed", "short"], 3), (["large", "disturbed", "short"], 1)]
     assert [(line.problem, line.verdict) for line in found] == [
         ("right", Verdict.ERROR),
         ("large", Verdict.VERIFIED),
         ("disturbed", Verdict.VERIFIED),
+        ("short", Verdict.VERIFIED),
     ]
 
 

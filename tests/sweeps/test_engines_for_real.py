@@ -94,8 +94,10 @@ def test_joblib_survives_a_worker_that_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_joblib_pauses_the_others_while_a_job_is_timed(tmp_path: Path) -> None:
-    words = ["-m", "workload=gelu", "workload.size=64,96,128", "strategy=inplace", "device=cpu", "measurement=quick"]
+@pytest.mark.parametrize("mode", ["compare", "profile"])
+def test_joblib_pauses_the_others_while_a_job_is_timed(tmp_path: Path, mode: str) -> None:
+    words = ["-m", "workload=gelu", "workload.size=64,96,128", "device=cpu", "measurement=quick", f"mode={mode}"]
+    words += ["strategy=inplace"] * (mode == "compare")
     short = ["measurement.pairs=10", "measurement.process_s=0.5", "measurement.warmup_s=0.5", "measurement.load_s=0"]
     engine = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "tracking.enabled=false"]
     done = subprocess.run(

@@ -120,7 +120,8 @@ def timed_alone(session: Session, arm: Client[Arm]) -> list[str]:
     """
     refuse_company(session)
     gpu, since_s, met = session.machine.gpu, time.time(), dict[str, str]()
-    read = looking_out(gpu, session.pool.processes(), since_s, met) if gpu else lambda: None
+    sharing = session.pool.processes(), since_s, met, session.quiet.others
+    read = looking_out(gpu, *sharing) if gpu else lambda: None
     doing = "timing it as it is"
     with session.working("measurement", doing):
         tell = partial(session.progress.update, doing, total=session.settings.pairs)
