@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from optexp.user_code.both_ends import BothEnds
+
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
 
@@ -58,11 +60,9 @@ class Input:
         low = self.low or 0
         if self.dtype == "float32":
             return low + (self.high - low) * torch.rand(shape, device=device)
-        drawn = torch.randint(int(low), int(self.high), shape, dtype=getattr(torch, self.dtype), device=device)
-        if len(flat := drawn.view(-1)) > 1:  # both ends occur: 0 is often padding
-            ends = torch.randperm(len(flat), device=device)[:2]
-            flat[ends] = torch.tensor([int(low), int(self.high) - 1], dtype=flat.dtype, device=device)
-        return drawn
+        dtype = getattr(torch, self.dtype)
+        with BothEnds():
+            return torch.randint(int(low), int(self.high), shape, dtype=dtype, device=device)
 
 
 def draw(described: Sequence[Input], sizes: Mapping[str, int], device: torch.device) -> dict[str, Tensor]:
