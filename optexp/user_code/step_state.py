@@ -23,12 +23,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
+from optexp.equivalence.optimizer_rules import LATER
 from optexp.program import Packed, Remembered
 from optexp.python_state import likeness
 from optexp.python_state.likeness import equal
 from optexp.python_state.slots import SIMPLE, Slot, Tree, plain, refilled, slots, tensors_in
 from optexp.python_state.variables import MISSING, places
 from optexp.user_code import train_step
+from optexp.user_code.later_rates import later_rates
 from optexp.user_code.other_tensors import state_slots
 
 
@@ -48,6 +50,7 @@ class TrackedStepState:
     lost: list[str] = field(default_factory=list, init=False)
     handed: Mapping[str, Any] = field(default_factory=dict, init=False)
     first: Remembered = field(default_factory=dict, init=False)
+    rates: dict[str, Any] = field(default_factory=dict, init=False)  # of schedules, later
 
     def __post_init__(self) -> None:
         some = next(self.model.parameters(), torch.empty(0))
@@ -66,6 +69,8 @@ class TrackedStepState:
         self._add(Slot("random", random, random.getstate, random.setstate))
         self._add(Slot("numpy.random", numpy.random, numpy.random.get_state, numpy.random.set_state))
         self.first = self.read()
+        schedules = ((name, slot.held) for name, slot in self.slots.items() if isinstance(slot.held, LRScheduler))
+        self.rates = {name: rates for name, schedule in schedules if (rates := later_rates(schedule))}
 
     @property
     def present(self) -> nn.Module:
@@ -133,7 +138,8 @@ class TrackedStepState:
         for name, slot in self.slots.items():
             found |= dict(_rules(name, slot))
             if isinstance(slot.held, LRScheduler) and isinstance(begun := self.first.get(name), Mapping):
-                found[name] = type(slot.held).__qualname__, [begun]
+                later = {LATER: self.rates[name]} if name in self.rates else {}
+                found[name] = type(slot.held).__qualname__, [{**begun, **later}]
         return found
 
     def unpack(self, packed: Packed) -> Remembered:
