@@ -151,9 +151,20 @@ class TrackedStepState:
         """How far two runs are from having changed each number likewise; infinitely, where they must be equal."""
         return likeness.apart(self._unpacked(ours), self._unpacked(theirs))
 
-    def alike(self, ours: bytes, theirs: bytes, unit: float = 0.0, noise: Sequence[float] | None = None) -> bool:
+    def same_start(self, ours: bytes, theirs: bytes) -> bool:
+        """Whether two runs began with the same counts and texts."""
+        return likeness.same_start(self._unpacked(ours), self._unpacked(theirs))
+
+    def alike(
+        self,
+        ours: bytes,
+        theirs: bytes,
+        unit: float = 0.0,
+        noise: Sequence[float] | None = None,
+        drifted: bool = False,
+    ) -> bool:
         """Whether two arms changed something likewise (see `optexp.python_state.likeness`)."""
-        return likeness.alike(self._unpacked(ours), self._unpacked(theirs), unit, noise)
+        return likeness.alike(self._unpacked(ours), self._unpacked(theirs), unit, noise, drifted)
 
     # --- copies -------------------------------------------------------------------------------------------------
 
