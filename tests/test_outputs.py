@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import deque, namedtuple
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from optexp.program import flatten, others
+from optexp.program import flatten, lazy, others
 
 Pair = namedtuple("Pair", "a b")
 
@@ -35,6 +35,10 @@ class Result:
         ({"z": 1j}, "output.z", torch.tensor(1j, dtype=torch.complex128)),
         ({"array": numpy.ones(2, numpy.float32)}, "output.array", torch.ones(2)),
         (Pair(torch.ones(2), 7), "output.b", torch.tensor(7)),
+        ({"bits": b"ab"}, "output.bits", torch.tensor([97, 98], dtype=torch.uint8)),
+        ({"met": {3, 1}}, "output.met", torch.tensor([1, 3])),
+        ({"words": frozenset({"b", "a"})}, "output.words.1", torch.tensor([98], dtype=torch.uint8)),
+        (deque([2, 3]), "output", torch.tensor([2, 3])),
         (Result(torch.ones(2), 0.5), "output.score", torch.tensor(0.5, dtype=torch.float64)),
     ],
 )
@@ -60,13 +64,31 @@ def test_numbers_and_texts_of_an_object_with_tensors_are_read() -> None:
     }
 
 
+class Slotted:
+    __slots__ = ("boxes", "count")
+
+    def __init__(self) -> None:
+        self.boxes, self.count = torch.ones(2, 4), 2
+
+
+def test_slots_and_queues_are_looked_into() -> None:
+    given = (deque([torch.ones(1), Slotted()]), Slotted())
+    assert list(flatten(given)) == ["output.0.0", "output.0.1.boxes", "output.1.boxes"]
+    assert list(others(given)) == ["output.0.1.count", "output.1.count"]
+
+
+def test_what_computes_its_values_later_is_known() -> None:
+    found = others({"y": torch.ones(2), "later": (value for value in (1, 2)), "other": object()})
+    assert [lazy(name) for name in found] == [True, False]
+
+
 def test_keys_that_read_alike_hide_nothing() -> None:
     found = flatten({1: torch.ones(1), "1": torch.zeros(1), "a.b": torch.ones(2), "a": {"b": torch.zeros(2)}})
     assert [float(tensor.sum()) for tensor in found.values()] == [1, 0, 2, 0]
     assert list(others({1: 5, "1": 6}).values()) == [torch.tensor(5), torch.tensor(6)]
 
 
-@pytest.mark.parametrize("unread", [object(), b"ab", {1}, 2**70, numpy.array(["a"]), torch.float32])
+@pytest.mark.parametrize("unread", [object(), {torch.ones(1)}, 2**70, numpy.array(["a"]), torch.float32])
 def test_what_cannot_be_read_is_named(unread: Any) -> None:
     found = others({"y": torch.ones(2), "x": unread})
     assert list(found) == [f"output.x (unread {type(unread).__name__})"]

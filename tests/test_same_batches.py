@@ -129,9 +129,40 @@ def test_batches_behind_the_first_ones_are_compared(tmp_path: Path) -> None:
     assert "holds other values: an element of 0 [16, 8] is" in found.text
     same = feeds(tmp_path, turning(2.0), turning(2.0))
     assert same.difference() is None
-    assert same.looked_at == "loaders: the first 64 batches and 33 others at random of 400 are compared"
+    assert (
+        same.looked_at == "loaders: the first 64 batches and 33 others at random of 400, and the next one are compared"
+    )
     shuffled = feeds(tmp_path, LONG, LONG.replace("shuffle=True", "shuffle=True, num_workers=1"))
     assert shuffled.difference() is None
+
+
+FROZEN = """
+class Once(torch.utils.data.Sampler):
+    order = None
+
+    def __len__(self):
+        return 6400
+
+    def __iter__(self):
+        Once.order = Once.order or list(torch.utils.data.RandomSampler(range(6400)))
+        return iter(Once.order)
+
+
+"""
+
+
+def test_an_order_that_is_never_shuffled_again_is_another_one(tmp_path: Path) -> None:
+    plain = LONG.replace(FIXED, "None")
+    frozen = plain.replace("from torch.utils.data", f"{FROZEN}from torch.utils.data", 1)
+    found = feeds(tmp_path, plain, frozen.replace("shuffle=True", "sampler=Once()")).difference()
+    assert found is not None
+    assert "its batch 400 holds other values" in found.text
+
+
+def test_batches_of_the_next_epoch_are_those_that_the_loader_gives(tmp_path: Path) -> None:
+    both = feeds(tmp_path, FILE, FILE)
+    first = both.baseline.call(Arm.fed)
+    assert both.baseline.call(Arm.fed_later, positions=[3, 9]) == {3: first.batches[3], 9: first.batches[9]}
 
 
 @pytest.mark.parametrize("text", [LONG, LONG.replace(FIXED, "None"), turning(2.0)], ids=["own", "torchs", "in order"])

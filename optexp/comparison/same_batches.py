@@ -80,8 +80,10 @@ class Feeds:
             other = self.baseline.call(Arm.fed_later, positions=chosen)
             mine = self.candidate.call(Arm.fed_later, positions=sorted(other))
         both = sorted(mine.keys() & other.keys())
-        others = f" and {len(both)} others at random" * bool(both)
-        self.looked_at = f"loaders: the first {first} batches{others} of {theirs.epoch or 'any number'} are compared"
+        own = [at for at in both if at != theirs.epoch]
+        others, beyond = f" and {len(own)} others at random" * bool(own), ", and the next one" * (len(own) < len(both))
+        amount = f"{theirs.epoch or 'any number'}{beyond}"
+        self.looked_at = f"loaders: the first {first} batches{others} of {amount} are compared"
         wrong = next((at for at in both if mine[at] != other[at]), None)
         if wrong is None or self.baseline.call(Arm.fed_later, positions=[wrong]) != {wrong: other[wrong]}:
             return None
@@ -120,9 +122,10 @@ class Feeds:
 
 
 def positions(first: int, epoch: int, seed: int) -> list[int]:
-    """Positions of batches behind the first ones, the last of the epoch always among them."""
+    """Positions of batches behind the first ones. The last of the epoch is always among them, and the first of the next
+    one, which a loader that never shuffles again repeats."""
     behind = range(first, epoch - 1)
-    return sorted({epoch - 1, *Random(seed).sample(behind, min(LATER, len(behind)))})
+    return sorted({epoch - 1, epoch, *Random(seed).sample(behind, min(LATER, len(behind)))})
 
 
 def other_amounts(ours: Fed, theirs: Fed) -> str:

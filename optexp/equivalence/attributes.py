@@ -33,24 +33,30 @@ class Attributes:
     def meet(self, step: int, seen: Observation) -> None:
         """One more run of the baseline."""
         noisy = bool(seen["flag/noisy"])
+        perturbed = noisy or int(seen["flag/reassociated"]) > 0
         for name, change in changes(seen).items():
             first, disturbed = self.met.setdefault((step, name), (change, noisy))
+            if perturbed and not likeness.same_start(change.pair, first.pair):
+                continue  # a late step's yardsticks are runs of a first step, where counts are others
             apart = likeness.apart(change.pair, first.pair)
             self.blurred[name] = list(map(max, zip_longest(apart, self.blurred.get(name, ()), fillvalue=0.0)))
             if disturbed and not noisy:
                 self.met[step, name] = change, noisy
 
-    def compare(self, seen: Observation, baseline: Observation, unit: float) -> Iterator[Finding]:
+    def compare(
+        self, seen: Observation, baseline: Observation, unit: float, drifted: bool = False
+    ) -> Iterator[Finding]:
         """Where the candidate's step goes on otherwise. Of another model than the baseline's, whose attributes are its
         own affair, only tensors that both keep count.
 
-        unit: u of the arithmetic
+        unit:    u of the arithmetic
+        drifted: each arm made many steps before
         """
         another = bool(seen["flag/another_model"])
         made, expected = changes(seen), changes(baseline)
         for name in sorted(made | expected):
             ours, theirs = made.get(name), expected.get(name)
-            if (text := self._differs(name, ours, theirs, unit)) is None:
+            if (text := self._differs(name, ours, theirs, unit, drifted)) is None:
                 continue
             counts = any(change is not None and not change.numbers for change in (ours, theirs))
             if (another and counts) or not any(change is not None and change.state for change in (ours, theirs)):
@@ -58,14 +64,14 @@ class Attributes:
             else:
                 yield broken(NAMED + name, text)
 
-    def _differs(self, name: str, ours: Change | None, theirs: Change | None, unit: float) -> str | None:
+    def _differs(self, name: str, ours: Change | None, theirs: Change | None, unit: float, drifted: bool) -> str | None:
         if ours is None or theirs is None:
             change = ours or theirs
             # What the first step makes and later ones leave alone is nobody's loss: results of later steps say so.
             if change is None or not (change.begun and change.state):
                 return None
             return LEFT if ours is None else TAKEN
-        if likeness.alike(ours.pair, theirs.pair, unit, self.blurred.get(name, ())):
+        if likeness.alike(ours.pair, theirs.pair, unit, self.blurred.get(name, ()), drifted):
             return None
         return OTHER
 

@@ -20,6 +20,7 @@ from optexp.equivalence.optimizer_rules import unlike_rules, with_rules
 from optexp.equivalence.quantities import Quantity, is_noise, source
 from optexp.equivalence.quantity_gates import baseline_at, compare, rows_far_off, unseen_for
 from optexp.equivalence.tensor_math import alike
+from optexp.equivalence.trajectory import TIMED
 from optexp.errors import NoReference
 from optexp.records.verification import Element, Finding, broken
 
@@ -50,7 +51,9 @@ class CandidateStep:
             return [differs]
         if failures := self._broken_effects(skips):
             return failures
-        attributes = inputs.yardsticks.attributes.compare(seen, baseline, inputs.arithmetic.row.unit)
+        attributes = inputs.yardsticks.attributes.compare(
+            seen, baseline, inputs.arithmetic.row.unit, drifted=self.step == TIMED
+        )
         rules = [*unlike_rules(seen, baseline)]
         results = with_rules(self._results(), rules)
         return [*rules, *attributes, *self._remarks(skips), *results, *self._loss_scales()]
@@ -78,7 +81,8 @@ class CandidateStep:
         """Whether both arms hold the same Python state, up to rounding and the baseline's own spread."""
         step_state = self.inputs.fp64.program.step_state
         unit, spread = self.inputs.arithmetic.row.unit, self.inputs.yardsticks.state_spread.get(name, ())
-        return ours == theirs or (step_state is not None and step_state.alike(ours, theirs, unit, spread))
+        drifted = self.step == TIMED
+        return ours == theirs or (step_state is not None and step_state.alike(ours, theirs, unit, spread, drifted))
 
     def _remarks(self, skips: bool) -> Iterator[Finding]:
         """Findings without a gate, for the notes."""

@@ -1,21 +1,24 @@
-"""What each of many training steps changes, without numbers of tensors: a schedule, a teacher that follows every tenth
-step. Consecutive first steps do not show it; the steps that do are judged by all gates.
+"""What each of many training steps changes, and how far: a schedule, a teacher that follows every tenth step.
+Consecutive first steps do not show it; the steps that do are judged by all gates.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import islice
 from math import isclose
 from typing import Any
 
+from torch import Tensor
+
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.optimizer_rules import RULE
-from optexp.equivalence.tensor_math import identical
+from optexp.equivalence.tensor_math import identical, rms
 
+HELD = ("before/param/", "before/buffer/")
 LEAST, MOST = 6, 240  # steps
 LAST = (240, 120, 60, 24, 12)  # of the last step that is judged: numbers that many periods divide
 LIMIT_S = 1.0  # seconds of the baseline's thread on a core; waiting for a core does not count
@@ -23,6 +26,7 @@ LONGEST_S = 3.0  # and in all
 JUDGED = 3  # first steps that the gates have seen
 KINDS = 2  # kinds of steps that the first ones are not
 CLOSE = 1e-6  # relative: hyperparameters that are closer are left to the gates
+FAR, SUDDENLY = 0.1, 8.0  # relative, and times any step before: changes of another size, and no growth of rounding
 
 
 @dataclass(frozen=True)
@@ -32,11 +36,13 @@ class Footprint:
     changed: a hash of the names of parameters, buffers and Python state that it changed
     state:   the same of optimizer state, whose names two optimizers need not share
     numbers: hyperparameters of optimizers after it, by group and key
+    sizes:   RMS of what it changed, by parameter and buffer
     """
 
     changed: str
     state: str
     numbers: dict[str, float]
+    sizes: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, seen: Observation) -> Footprint:
@@ -46,7 +52,7 @@ class Footprint:
         changed = {name for name, t in before.items() if (now := after[name]) is None or not identical(t, now)}
         state = {name for name in changed if name.startswith("before/optimizer/")}
         changed |= {name for name in seen if name.startswith("remembers/")}
-        return cls(_hash(changed - state), _hash(state), _numbers(seen))
+        return cls(_hash(changed - state), _hash(state), _numbers(seen), _sizes(before, after))
 
     @property
     def kind(self) -> tuple[str, str]:
@@ -62,6 +68,11 @@ class Footprint:
         ours, theirs = self.numbers, other.numbers
         return not all(isclose(ours[key], theirs[key], rel_tol=CLOSE) for key in ours.keys() & theirs.keys())
 
+    def apart(self, other: Footprint) -> dict[str, float]:
+        """How unlike the sizes of both arms' changes are, relative to the larger, by name."""
+        both = {name: (self.sizes[name], other.sizes[name]) for name in self.sizes.keys() & other.sizes.keys()}
+        return {name: abs(a - b) / max(a, b) for name, (a, b) in both.items() if max(a, b)}
+
 
 def to_judge(baseline: Sequence[Footprint], candidate: Sequence[Footprint]) -> list[int]:
     """Numbers of steps that the gates have to see: the first ones by which the arms differ, those that are of another
@@ -70,6 +81,7 @@ def to_judge(baseline: Sequence[Footprint], candidate: Sequence[Footprint]) -> l
     chosen = {
         *islice((step for step, (ours, theirs) in pairs if ours.differs(theirs)), 1),
         *islice((step for step, (ours, theirs) in pairs if ours.computes_otherwise(theirs)), 1),
+        *islice(_sudden([ours.apart(theirs) for _, (ours, theirs) in pairs]), 1),
         next((step for step in LAST if step <= len(baseline)), len(baseline)),
     }
     kinds = {each.kind for each in baseline[:JUDGED]}
@@ -78,6 +90,28 @@ def to_judge(baseline: Sequence[Footprint], candidate: Sequence[Footprint]) -> l
             kinds.add(each.kind)
             chosen.add(step)
     return sorted(chosen)
+
+
+def _sudden(apart: Sequence[Mapping[str, float]]) -> Iterator[int]:
+    """Numbers of steps behind the first ones in which the arms change a tensor far less alike than in any before.
+
+    Arms that drift apart by rounding do so over many steps.
+    """
+    most = dict[str, float]()
+    for step, found in enumerate(apart, start=1):
+        if step > JUDGED and any(far > max(FAR, SUDDENLY * most.get(name, 0.0)) for name, far in found.items()):
+            yield step
+        most |= {name: max(far, most.get(name, 0.0)) for name, far in found.items()}
+
+
+def _sizes(before: Observation, after: Mapping[str, Tensor | None]) -> dict[str, float]:
+    """Of what a step changed, by parameter and buffer."""
+    found = dict[str, float]()
+    for name, then in before.items():
+        now = after[name]
+        if now is not None and name.startswith(HELD) and now.shape == then.shape and then.is_floating_point():
+            found[name.removeprefix("before/")] = rms(now.to(then) - then)
+    return found
 
 
 def _hash(names: set[str]) -> str:

@@ -7,6 +7,7 @@ The numbers lie in `param_groups`, and are compared themselves.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isclose
@@ -23,6 +24,8 @@ HOW = {"foreach", "fused", "capturable", "differentiable"}  # options of the imp
 WITHOUT_DECAY, WITHOUT_MOMENTUM = {"decoupled_weight_decay"}, {"dampening", "nesterov"}  # that these have a meaning
 EXACT = 1e-12  # relative: schedules compute one rate in other orders
 ROUNDINGS = 64.0  # in u of a tensor's dtype: a rate that a schedule has multiplied many times
+LATER = "rates of later steps"  # of a schedule
+SHOWN = 4  # numbers
 CLOSE = 0.02  # relative: numbers of two classes that lie closer together are taken for one number, written wrongly
 
 
@@ -76,6 +79,8 @@ def _numbers(group: Mapping[str, Any]) -> Numbers:
 
 def _of(value: Any) -> list[Number]:
     """Numbers of a hyperparameter; none where it holds something else."""
+    if isinstance(value, Counter):  # milestones
+        value = sorted(value.elements())
     found = [Number.of(part) for part in (value if isinstance(value, (tuple, list)) else (value,))]
     return [] if None in found else [number for number in found if number is not None]
 
@@ -94,8 +99,12 @@ def unlike_rules(seen: Mapping[str, Tensor], baseline: Mapping[str, Tensor]) -> 
         if kind != other:
             continue
         differing = [_differing(*pair) for pair in zip(groups, expected, strict=False)]
-        for key, pair in {key: pair for found in differing for key, pair in found.items()}.items():
-            values = f"{key} of {name} is {_shown(pair[0])}, the baseline's {_shown(pair[1])}"
+        named = {key: pair for found in differing for key, pair in found.items()}
+        for key, pair in named.items():
+            if key == LATER and len(named) > 1:
+                continue  # the others say why
+            one, two = _first_differing(pair)
+            values = f"{key} of {name} is {_shown(one)}, the baseline's {_shown(two)}"
             yield _other(f"{name}/{key}", values)
 
 
@@ -176,6 +185,15 @@ def _close(ours: list[tuple[Any, float]], theirs: list[tuple[Any, float]]) -> bo
     """Whether numbers nearly agree; flags and texts do not."""
     pairs = [(a, b) for (a, _), (b, _) in zip(ours, theirs, strict=False)]
     return len(ours) == len(theirs) and all(_real(a) and _real(b) and isclose(a, b, rel_tol=CLOSE) for a, b in pairs)
+
+
+def _first_differing(pair: Pair) -> Pair:
+    """Of many numbers, the first ones that are not the same; none behind the end of one."""
+    if len(pair[0]) <= SHOWN:
+        return pair
+    both = enumerate(zip(*pair, strict=False))
+    at = next((place for place, (one, other) in both if not _same(one, other)), min(map(len, pair)))
+    return pair[0][at : at + 1], pair[1][at : at + 1]
 
 
 def _shown(numbers: list[tuple[Any, float]]) -> str:

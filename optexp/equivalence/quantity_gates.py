@@ -17,9 +17,11 @@ from optexp.equivalence.noise import alone
 from optexp.equivalence.quantities import Quantity, is_exact, is_part, source
 from optexp.equivalence.sight import unseen
 from optexp.equivalence.tensor_math import Error, name_of
+from optexp.program import lazy
 from optexp.records.verification import Finding, broken
 from optexp.support.tolerances import SMALL
 
+LAZY = "the step returns an iterator, whose values nobody computes before they are asked for: return a list"
 FEW = 1024.0  # u: the share of a lone module's integers that may be near ties
 
 
@@ -27,7 +29,8 @@ def compare(inputs: InputSet, quantity: Quantity) -> Finding:
     """The finding of G1 to G3, CAP or EXACT about one quantity of the set's current step."""
     name = quantity.name.removeprefix("out/")
     if not quantity.value.numel():
-        return Finding(name, "EXACT", message=f"{name} has no element to compare")
+        message = f"{name} has no element to compare"
+        return Finding(name, "EXACT", message=message, error_rms=0.0 if lazy(name) else None)
     if quantity.name in inputs.traits.unrepeated_integers:
         return Finding(name, "EXACT", message=f"{name} is another one in every run of the baseline: not compared")
     if is_exact(quantity.value):
@@ -107,6 +110,8 @@ def unseen_for(inputs: InputSet, quantity: Quantity, finding: Finding) -> tuple[
 
     Equal bits need no limit, and parts of a tensor are seen with the whole.
     """
+    if finding.ok and lazy(quantity.name):
+        return LAZY, False
     if not finding.ok or finding.bitwise or "G1" not in finding.allowed or is_part(quantity):
         return "", False
     kind, _, name = quantity.name.partition("/")

@@ -15,6 +15,7 @@ from optexp.program.feed import ResidentFeed as ResidentFeed
 from optexp.program.not_called import NotCalled as NotCalled
 from optexp.program.outputs import UNREADABLE as UNREADABLE
 from optexp.program.outputs import flatten as flatten
+from optexp.program.outputs import lazy as lazy
 from optexp.program.outputs import others as others
 from optexp.program.outputs import unreadable as unreadable
 from optexp.program.program import Alias as Alias

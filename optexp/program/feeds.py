@@ -163,18 +163,16 @@ class LoaderFeed(Feed):
         return map_batch(lambda tensor: self._to_device(on_host(tensor, self.device, pinned)), batch)
 
     def picked(self, positions: Collection[int], limit_s: float) -> Iterator[tuple[int, Batch]]:
-        """Single batches of the first epoch after a reset, made in this process; nothing for an iterable data set.
+        """Single batches of the epochs after a reset, made in this process; nothing for an iterable data set.
 
-        positions: positions of the batches in the epoch
+        positions: positions of the batches, which go on behind the end of an epoch
         limit_s:   seconds after which the sampler is asked for no more indices
         """
         loader, last, chosen = self.loader, max(positions, default=-1), dict[int, Any]()
         if isinstance(loader.dataset, IterableDataset):
             return
-        if loader.generator is not None:  # a loader draws its seed from it before its sampler starts
-            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         end, batched = time.monotonic() + limit_s, loader.batch_sampler is not None
-        for position, indices in enumerate(loader.batch_sampler if batched else loader.sampler):  # type: ignore[arg-type]
+        for position, indices in enumerate(self._indices()):
             if position in positions:
                 chosen[position] = indices
             if position >= last or time.monotonic() > end:
@@ -183,6 +181,18 @@ class LoaderFeed(Feed):
         for position, indices in chosen.items():
             seed_all(position)  # for data sets that draw random numbers
             yield position, map_batch(self._to_device, as_batch(fetch(indices)))
+
+    def _indices(self) -> Iterator[Any]:
+        """What the sampler gives for each batch, in one epoch after the other, as this feed does; ends with an epoch of
+        none."""
+        loader, empty = self.loader, False
+        if loader.generator is not None:  # a loader draws its seed from it before its sampler starts
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        while not empty:
+            empty = True
+            for indices in loader.sampler if loader.batch_sampler is None else loader.batch_sampler:
+                empty = False
+                yield indices
 
     def pause(self) -> None:
         """Take and drop the batches that workers are still making; the idle workers can then resume quickly."""

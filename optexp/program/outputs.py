@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from numbers import Number
@@ -13,9 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from optexp.program.batches import Outputs
+from optexp.python_state.records import attributes_of
 from optexp.support.nested import rows
 
 UNREADABLE = "(unread "
+SEQUENCES, SETS = (list, tuple, deque), (set, frozenset)
+LAZY = f"{UNREADABLE}iterator "  # whose entries exist once somebody asks for them
 
 
 def flatten(value: Any, name: str = "output") -> Outputs:
@@ -29,7 +33,8 @@ def flatten(value: Any, name: str = "output") -> Outputs:
 
 
 def others(value: Any, name: str = "output") -> Outputs:
-    """Entries of a nested output that are no tensors (numbers, lists of numbers, text), as tensors on the CPU.
+    """Entries of a nested output that are no tensors (numbers, lists of numbers, text, bytes, sets), as tensors on the
+    CPU.
 
     An entry of another type is an empty tensor, with its type in the name.
     """
@@ -54,7 +59,9 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, Tensor) and value.is_nested:
         whole = rows(value)
         items = enumerate(value.unbind()) if whole is None else zip(("values", "offsets"), whole, strict=True)
-    elif isinstance(value, (list, tuple)) and not (value and all(isinstance(item, Number) for item in value)):
+    elif isinstance(value, SETS) and value and all(isinstance(item, (str, bytes)) for item in value):
+        items = enumerate(sorted(value, key=repr))
+    elif isinstance(value, SEQUENCES) and not (value and all(isinstance(item, Number) for item in value)):
         items = zip(getattr(value, "_fields", range(len(value))), value, strict=True)
     elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
         items = ((key, getattr(value, key)) for key in value.__dataclass_fields__)
@@ -70,10 +77,11 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 def _held(value: Any, depth: int = 4) -> dict[str, Any]:
     """Attributes of an object that hold tensors, as in a key-value cache, and beside those its numbers and texts that
     are public; empty for a module, which is no result."""
-    if depth == 0 or isinstance(value, (Tensor, type, nn.Module)) or not hasattr(value, "__dict__"):
+    if depth == 0 or isinstance(value, (Tensor, type, nn.Module)):
         return {}
-    held = {name: item for name, item in vars(value).items() if _holds(item, depth - 1)}
-    plain = {name: item for name, item in vars(value).items() if isinstance(item, (Number, str)) and name[0] != "_"}
+    own = attributes_of(value)
+    held = {name: item for name, item in own.items() if _holds(item, depth - 1)}
+    plain = {name: item for name, item in own.items() if isinstance(item, (Number, str)) and name[0] != "_"}
     return held | plain if held else {}
 
 
@@ -82,7 +90,7 @@ def _holds(item: Any, depth: int) -> bool:
         return True
     if isinstance(item, Mapping):
         return any(_holds(part, depth) for part in item.values())
-    if isinstance(item, (list, tuple)):
+    if isinstance(item, SEQUENCES):
         return any(_holds(each, depth) for each in item)
     return bool(_held(item, depth))
 
@@ -90,12 +98,22 @@ def _holds(item: Any, depth: int) -> bool:
 def _read(name: str, leaf: Any) -> tuple[str, Tensor]:
     if isinstance(leaf, str):
         return name, torch.tensor(list(leaf.encode()), dtype=torch.uint8)
-    if isinstance(leaf, (Number, list, tuple, numpy.ndarray, numpy.generic)):
+    if isinstance(leaf, (bytes, bytearray)):
+        return name, torch.tensor(list(leaf), dtype=torch.uint8)
+    if isinstance(leaf, SETS) and all(isinstance(item, (int, float)) for item in leaf):
+        leaf = sorted(leaf)
+    if isinstance(leaf, (Number, *SEQUENCES, numpy.ndarray, numpy.generic)):
         with suppress(TypeError, OverflowError):  # larger than torch's integers, or an array of objects
             return name, torch.as_tensor(numpy.asarray(leaf))  # 64 bits, as Python's own
-    return f"{name} {UNREADABLE}{type(leaf).__name__})", torch.empty(0, dtype=torch.uint8)
+    kind = LAZY if isinstance(leaf, Iterator) else UNREADABLE
+    return f"{name} {kind}{type(leaf).__name__})", torch.empty(0, dtype=torch.uint8)
 
 
 def unreadable(name: str) -> bool:
     """Whether `name` is of an entry whose value `others` could not read."""
     return UNREADABLE in name
+
+
+def lazy(name: str) -> bool:
+    """Whether `name` is of an entry that may compute its values after the step."""
+    return LAZY in name

@@ -62,7 +62,18 @@ class StepState(Protocol):
         """Distance between the changes of two runs, by number; infinite where they must be equal."""
         ...
 
-    def alike(self, ours: bytes, theirs: bytes, unit: float = 0.0, noise: Sequence[float] | None = None) -> bool:
+    def same_start(self, ours: bytes, theirs: bytes) -> bool:
+        """Whether two runs changed an entry that held the same counts and texts before."""
+        ...
+
+    def alike(
+        self,
+        ours: bytes,
+        theirs: bytes,
+        unit: float = 0.0,
+        noise: Sequence[float] | None = None,
+        drifted: bool = False,
+    ) -> bool:
         """Whether two arms changed an entry alike, up to rounding.
 
         Args:
@@ -70,6 +81,7 @@ class StepState(Protocol):
             theirs: The same entry of the other arm.
             unit: Unit roundoff u of the arithmetic.
             noise: Distances by `apart` between runs with slightly perturbed inputs; None for a coarse comparison.
+            drifted: Each arm made many steps before.
         """
         ...
 

@@ -34,17 +34,30 @@ def apart(ours: Pair, theirs: Pair) -> list[float]:
     return [_distance(*leaf) for leaf in _leaves(ours, theirs)]
 
 
-def alike(ours: Pair, theirs: Pair, unit: float = 0.0, noise: Sequence[float] | None = None) -> bool:
+def same_start(ours: Pair, theirs: Pair) -> bool:
+    """Whether two runs began with the same counts and texts; real numbers may differ."""
+    orders: Orders = {}
+    (one, shape), (other, as_well) = (tree_flatten(_sorted(_opened(pair[0], orders))) for pair in (ours, theirs))
+    return shape == as_well and all(_real(b) or _distance(0.0, a, 0.0, b) == 0 for a, b in zip(one, other, strict=True))
+
+
+def alike(
+    ours: Pair, theirs: Pair, unit: float = 0.0, noise: Sequence[float] | None = None, drifted: bool = False
+) -> bool:
     """Whether two arms changed something likewise: counts and texts exactly, real numbers as closely as the noisy
     runs of the baseline say, since an average may show in no result.
 
-    unit:  u of the arithmetic
-    noise: how far those are `apart`; None: two runs of one arm, of which a time is told by being another each time
+    unit:    u of the arithmetic
+    noise:   how far those are `apart`; None: two runs of one arm, of which a time is told by being another each time
+    drifted: many steps lie before, which each arm made by itself: counts may have parted by rounding, and real numbers
+             change as differently as what they were
     """
     leaves = _leaves(ours, theirs)
     blurred = [*(noise or ()), *[0.0] * len(leaves)]
     for (before, one, started, other), by in zip(leaves, blurred, strict=False):
         allowed = _allowed(unit, noise is not None, started, other)
+        if drifted and (off := _distance(0.0, before, 0.0, started)):
+            allowed += NOISE * off
         if _distance(before, one, started, other) > allowed + NOISE * by:
             return False
     return True

@@ -17,7 +17,8 @@ INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 class Input:
     """One input of a model, drawn at random.
 
-    Real values are normal, or uniform from `low` to `high`. Integers lie in low … high − 1, and both ends occur.
+    Real values are normal, or uniform from `low` to `high`. Integers lie in low … high − 1; verified and
+    timed batches have both ends (see `optexp.user_code.both_ends`).
 
     shape: sizes, or names of sizes that `shapes` gives
     name:  of a keyword argument; None is the next position
@@ -58,11 +59,7 @@ class Input:
         low = self.low or 0
         if self.dtype == "float32":
             return low + (self.high - low) * torch.rand(shape, device=device)
-        drawn = torch.randint(int(low), int(self.high), shape, dtype=getattr(torch, self.dtype), device=device)
-        if len(flat := drawn.view(-1)) > 1:  # both ends occur: 0 is often padding
-            ends = torch.randperm(len(flat), device=device)[:2]
-            flat[ends] = torch.tensor([int(low), int(self.high) - 1], dtype=flat.dtype, device=device)
-        return drawn
+        return torch.randint(int(low), int(self.high), shape, dtype=getattr(torch, self.dtype), device=device)
 
 
 def draw(described: Sequence[Input], sizes: Mapping[str, int], device: torch.device) -> dict[str, Tensor]:

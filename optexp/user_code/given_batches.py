@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from optexp.errors import ConfigError
 from optexp.user_code.adapters import Iterated, drawn_from, endless, kind, seed_all
+from optexp.user_code.both_ends import BothEnds
 from optexp.user_code.drawing import Inputs, drawing
 from optexp.user_code.parts import Parts
 
@@ -50,7 +51,8 @@ class GivenBatches:
         kinds: Sequence[Mapping[str, int]] = self.shapes or [{}]
         made = [self._drawing(kind, generator.device) for kind in kinds[:count]]
         seed_all(seed)
-        return [made[index % len(made)](kinds[index % len(kinds)], generator.device) for index in range(count)]
+        with BothEnds():
+            return [made[index % len(made)](kinds[index % len(kinds)], generator.device) for index in range(count)]
 
     def remainder(self, generator: torch.Generator) -> Any | None:
         """A batch as small as the last one of an epoch; None where all are of one size, or the last is a single sample.

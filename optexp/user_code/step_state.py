@@ -23,12 +23,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
+from optexp.equivalence.optimizer_rules import LATER
 from optexp.program import Packed, Remembered
 from optexp.python_state import likeness
 from optexp.python_state.likeness import equal
 from optexp.python_state.slots import SIMPLE, Slot, Tree, plain, refilled, slots, tensors_in
 from optexp.python_state.variables import MISSING, places
 from optexp.user_code import train_step
+from optexp.user_code.later_rates import later_rates
 from optexp.user_code.other_tensors import state_slots
 
 
@@ -48,6 +50,7 @@ class TrackedStepState:
     lost: list[str] = field(default_factory=list, init=False)
     handed: Mapping[str, Any] = field(default_factory=dict, init=False)
     first: Remembered = field(default_factory=dict, init=False)
+    rates: dict[str, Any] = field(default_factory=dict, init=False)  # of schedules, later
 
     def __post_init__(self) -> None:
         some = next(self.model.parameters(), torch.empty(0))
@@ -66,6 +69,8 @@ class TrackedStepState:
         self._add(Slot("random", random, random.getstate, random.setstate))
         self._add(Slot("numpy.random", numpy.random, numpy.random.get_state, numpy.random.set_state))
         self.first = self.read()
+        schedules = ((name, slot.held) for name, slot in self.slots.items() if isinstance(slot.held, LRScheduler))
+        self.rates = {name: rates for name, schedule in schedules if (rates := later_rates(schedule))}
 
     @property
     def present(self) -> nn.Module:
@@ -133,7 +138,8 @@ class TrackedStepState:
         for name, slot in self.slots.items():
             found |= dict(_rules(name, slot))
             if isinstance(slot.held, LRScheduler) and isinstance(begun := self.first.get(name), Mapping):
-                found[name] = type(slot.held).__qualname__, [begun]
+                later = {LATER: self.rates[name]} if name in self.rates else {}
+                found[name] = type(slot.held).__qualname__, [{**begun, **later}]
         return found
 
     def unpack(self, packed: Packed) -> Remembered:
@@ -145,9 +151,20 @@ class TrackedStepState:
         """How far two runs are from having changed each number likewise; infinitely, where they must be equal."""
         return likeness.apart(self._unpacked(ours), self._unpacked(theirs))
 
-    def alike(self, ours: bytes, theirs: bytes, unit: float = 0.0, noise: Sequence[float] | None = None) -> bool:
+    def same_start(self, ours: bytes, theirs: bytes) -> bool:
+        """Whether two runs began with the same counts and texts."""
+        return likeness.same_start(self._unpacked(ours), self._unpacked(theirs))
+
+    def alike(
+        self,
+        ours: bytes,
+        theirs: bytes,
+        unit: float = 0.0,
+        noise: Sequence[float] | None = None,
+        drifted: bool = False,
+    ) -> bool:
         """Whether two arms changed something likewise (see `optexp.python_state.likeness`)."""
-        return likeness.alike(self._unpacked(ours), self._unpacked(theirs), unit, noise)
+        return likeness.alike(self._unpacked(ours), self._unpacked(theirs), unit, noise, drifted)
 
     # --- copies -------------------------------------------------------------------------------------------------
 
@@ -198,6 +215,8 @@ class TrackedStepState:
             return equal(ours, theirs)
         if isinstance(ours, SIMPLE) and isinstance(theirs, SIMPLE):
             return ours == theirs or (ours != ours and theirs != theirs)
+        if numbers_alone(ours) and numbers_alone(theirs) and ours == theirs:  # 600 of a generator's, in each step
+            return True
         (one, shape), (other, as_well) = tree_flatten(ours), tree_flatten(theirs)
         if shape != as_well:
             return False
@@ -234,6 +253,11 @@ def _rules(name: str, slot: Slot) -> Iterator[tuple[str, tuple[str, Sequence[Map
 def _number(group: Mapping[str, Any], key: str) -> Any:
     value = group[key]
     return float(value) if isinstance(value, Tensor) else value
+
+
+def numbers_alone(value: Any) -> bool:
+    """Whether it is a tuple, at any depth, of values that compare plainly."""
+    return type(value) is tuple and all(isinstance(entry, SIMPLE) or numbers_alone(entry) for entry in value)
 
 
 def _put_hyperparameter(group: dict[str, Any], key: str, value: Any) -> None:

@@ -35,6 +35,20 @@ class Scored(Linear):
         return {"y": y, "size": y.norm().item(), "best": y.mean(0).argmax().item(), "kind": "linear"}
 
 
+class Lazily(Linear):
+    """Rows that somebody asks for, one by one."""
+
+    factor = 1.0
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+        y = self.linear(x)
+        return y, (row * self.factor for row in y)
+
+
+class LazilyWrong(Lazily):
+    factor = 1.01
+
+
 class Chosen(Linear):
     """How many there are hangs on the last bits."""
 

@@ -368,6 +368,13 @@ def test_a_first_result_that_nobody_computed_is_seen(tmp_path: Path) -> None:
     assert "the first step after building: output fails FIRST" in result.headline
 
 
+def test_what_is_computed_when_somebody_asks_for_it_proves_nothing(tmp_path: Path) -> None:
+    overrides = [*own("Lazily", instead="LazilyWrong"), "verify=only"]
+    result = compare(tmp_path, [*IN_ONE_PROCESS, *overrides], stack="replace")
+    assert result.verdict is Verdict.UNVERIFIED
+    assert "return a list" in result.headline
+
+
 def test_where_the_baseline_has_no_numbers_nothing_is_told_from_anything(tmp_path: Path) -> None:
     result = compare(tmp_path, [*IN_ONE_PROCESS, *own("Overflowing")], f"{CATALOGUE}.NothingButNaN")
     assert result.verdict is Verdict.UNVERIFIED

@@ -41,6 +41,16 @@ def test_the_first_step_by_which_the_arms_differ_is_judged() -> None:
     assert to_judge(walk("aaaaa", [1, 1, 1, 0.5, 0.5]), walk("aaaaa", [1, 1, 1, 0.5 + 1e-9, 0.5])) == [5]
 
 
+def test_a_change_of_another_size_is_judged() -> None:
+    theirs = [Footprint("a", "a", {}, {"param/w": 1.0, "param/b": 0.0}) for _ in range(9)]
+    grown = [Footprint("a", "a", {}, {"param/w": 1.0 + 0.001 * 1.7**step, "param/b": 0.0}) for step in range(9)]
+    assert to_judge(theirs, grown) == [9]
+    sudden = [*grown[:5], Footprint("a", "a", {}, {"param/w": 1.3, "param/b": 0.0}), *grown[6:]]
+    assert to_judge(theirs, sudden) == [6, 9]
+    rounding = [Footprint("a", "a", {}, {"param/w": 1.0, "param/b": 1e-9 * step}) for step in range(9)]
+    assert to_judge(theirs, rounding) == [9]
+
+
 def test_what_a_step_changes() -> None:
     rule = ["SGD", ["lr"], [[["w"], {"lr": [[0.1, 0.0]]}]], {"schedule": ["StepLR", [{"gamma": [[0.5, 0.0]]}]]}]
     seen = {
@@ -57,4 +67,6 @@ def test_what_a_step_changes() -> None:
     assert found.numbers == {"group0/lr/0": 0.1, "schedule/0/gamma/0": 0.5}
     assert found.differs(Footprint.of({**seen, "buffer/b": torch.ones(2)}))
     assert found.differs(Footprint.of({**seen, "remembers/teacher": torch.ones(2)}))
-    assert not found.differs(Footprint.of({**seen, "after/param/w": torch.full((2,), 2.0)}))
+    twice = Footprint.of({**seen, "after/param/w": torch.full((2,), 2.0)})
+    assert not found.differs(twice)
+    assert found.apart(twice) == {"param/w": 0.5}

@@ -121,3 +121,8 @@ def test_numbers_of_other_optimizers_and_of_schedules_are_compared(tmp_path: Pat
     assert not [*unlike_rules(seen(SECOND), plain)]
     for old, new, name in (("0.001", "0.00100001", "beside/lr"), ("gamma=0.1", "gamma=0.1001", "schedule/gamma")):
         assert [finding.tensor for finding in unlike_rules(seen(SECOND.replace(old, new)), plain)] == [f"{RULE}/{name}"]
+    halved = SECOND.replace(
+        "StepLR(optimizer, 100, gamma=0.1)", "LambdaLR(optimizer, lambda step: 0.5 ** (step > 640))"
+    )
+    (late,) = unlike_rules(seen(halved.replace("640", "672")), seen(halved))
+    assert late.message == "rates of later steps of schedule is 0.1, the baseline's 0.05"

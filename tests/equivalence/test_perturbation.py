@@ -17,6 +17,7 @@ class Model(nn.Module):
         self.small = nn.Parameter(torch.full((64,), 1e-3))
         self.forget = nn.Parameter(torch.cat([torch.zeros(32), torch.ones(32)]))
         self.gain = nn.Parameter(torch.ones(1))
+        self.affine = nn.Parameter(torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 0.0]))
         self.heads = nn.Parameter(torch.tensor(8.0))
         self.masked = nn.Parameter(torch.full((4,), -torch.inf))
         self.mean = nn.Parameter(torch.tensor([0.485, 0.456, 0.406]))
@@ -26,6 +27,7 @@ class Model(nn.Module):
 
 MOVED = {
     "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var", "shut", "small", "forget", "gain",
+    "affine",
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from optexp.python_state.likeness import alike
+from optexp.python_state.likeness import alike, same_start
 
 UNIT = 2.0**-24
 
@@ -88,3 +88,18 @@ def test_classes_and_factories_of_each_process_are_the_same_containers() -> None
     assert alike([filled(0.0), filled(1.0)], [filled(0.0), filled(1.0)], UNIT, [])
     assert not alike([filled(0.0), filled(2.0)], [filled(0.0), filled(1.0)], UNIT, [])
     assert not alike([filled(0.0), filled(1.0)[:1]], [filled(0.0), filled(1.0)], UNIT, [])
+
+
+def test_runs_of_other_steps_began_with_other_counts() -> None:
+    assert same_start(([1.5, 3], [2.0, 4]), ([1.25, 3], [8.0, 9]))
+    assert not same_start(([1.5, 3], [2.0, 4]), ([1.5, 0], [2.0, 1]))
+    assert not same_start((None, [2.0]), ([1.5], [2.0]))
+
+
+def test_arms_that_made_many_steps_may_have_drifted_apart() -> None:
+    theirs = [8.0, 40], [9.0, 41]
+    assert not alike(([8.01, 40], [9.02, 41]), theirs, 2.0**-24, ())
+    assert alike(([8.01, 40], [9.02, 41]), theirs, 2.0**-24, (), drifted=True)
+    assert not alike(([8.0, 40], [9.02, 41]), theirs, 2.0**-24, (), drifted=True)
+    assert not alike(([8.0, 40], [9.0, 40]), theirs, 2.0**-24, (), drifted=True)
+    assert alike(([8.0, 38], [9.0, 40]), theirs, 2.0**-24, (), drifted=True)

@@ -76,6 +76,32 @@ def test_what_happens_at_times_is_judged(old: str, new: str, when: str, tmp_path
 
 
 @pytest.mark.slow
+def test_a_step_that_changes_the_same_further_is_judged(tmp_path: Path) -> None:
+    first = BEFORE.replace("calls[0] % 10 == 0", "calls[0] % 25 == 0")
+    first = first.replace("teacher.load_state_dict(model.state_dict())", "model.bias.data.zero_()")
+    result = compared(tmp_path, first.replace("model.bias.data.zero_()", "pass"), first)
+    assert result.verdict is Verdict.NOT_EQUIVALENT, result.headline
+    assert "after 25 steps" in result.headline
+
+
+AVERAGED = BEFORE.replace("calls = nn.Linear(4, 2), [0]", "calls, averaged = nn.Linear(4, 2), [0], None")
+AVERAGED = AVERAGED.replace("teacher.load_state_dict(model.state_dict())", "averaged.update_parameters(model)")
+AVERAGED = AVERAGED.replace(
+    "    calls[0] += 1",
+    """    global averaged
+    averaged = averaged or torch.optim.swa_utils.AveragedModel(model)
+    calls[0] += 1""",
+)
+
+
+def test_yardsticks_of_a_first_step_hide_no_count_of_a_late_one(tmp_path: Path) -> None:
+    assert "update_parameters" in AVERAGED
+    result = compared(tmp_path, AVERAGED.replace("calls[0] % 10", "calls[0] % 15"), AVERAGED)
+    assert result.verdict is Verdict.NOT_EQUIVALENT, result.headline
+    assert "after 10 steps: averaged fails G0" in result.headline
+
+
+@pytest.mark.slow
 def test_a_step_that_waits_hides_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for a core that other programs use: it takes long, and computes no longer."""
     monkeypatch.setattr(footprint, "LONGEST_S", 1.0)

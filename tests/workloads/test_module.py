@@ -16,7 +16,6 @@ from optexp.program.feeds import LoaderFeed
 from optexp.schema import build
 from optexp.strategies.inplace import Inplace
 from optexp.strategies.replace import Replace
-from optexp.user_code.described_input import Input
 from optexp.user_code.train_step import TrainStep
 from optexp.workloads.module import Module, Names
 
@@ -102,13 +101,14 @@ def mixed(x: torch.Tensor, index: torch.Tensor, *, mask: torch.Tensor) -> torch.
 
 
 def test_both_ends_of_integers_are_among_them() -> None:
-    tokens = Input([2, 3], "int64", low=5, high=10**6)
+    tokens = {"shape": [2, 3], "dtype": "int64", "low": 5, "high": 10**6}
+    few = [{"shape": [1], "dtype": "int64", "high": 1}, {"shape": [0], "dtype": "int64", "high": 3}]
+    workload = Module(target="torch:stack", inputs=[tokens, *few])
     for seed in range(5):
-        torch.manual_seed(seed)
-        drawn = tokens.draw({}, torch.device("cpu"))
+        generator = torch.Generator().manual_seed(seed)
+        drawn, one, none = tensors_of(workload.batches(generator, 1)[0]).values()
         assert (drawn.min(), drawn.max()) == (5, 10**6 - 1)
-    assert Input([1], "int64", high=1).draw({}, torch.device("cpu")).tolist() == [0]
-    assert Input([0], "int64", high=3).draw({}, torch.device("cpu")).tolist() == []
+        assert (one.tolist(), none.tolist()) == ([0], [])
 
 
 def test_named_sizes_take_turns() -> None:
