@@ -23,6 +23,7 @@ from optexp.records.patch import Patch
 from optexp.strategy import Notes, Strategy, UserFile
 from optexp.support.hooks import takes_hooks
 from optexp.user_code.adapters import Maker, Then, at_home, endless, kind, leading_size, seed_all
+from optexp.user_code.block_batches import varied
 from optexp.user_code.drawn_alike import compiled_code_draws_alike, draws
 from optexp.user_code.find_marks import require_mark
 from optexp.user_code.given_batches import GivenBatches
@@ -44,6 +45,10 @@ if TYPE_CHECKING:
     from optexp.export.inlining import Inliner
     from optexp.export.repro import Source
 
+UNCHANGING = (
+    "the data of the marked block never change: each batch has their real numbers smaller by random factors from 0.9 to"
+    " 1, so that results kept from other batches show"
+)
 RECORDED = 64  # batches of a source that is no DataLoader and no function
 
 
@@ -131,8 +136,15 @@ class Script(Workload):
         self.remarks.append(f"{len(found)} batches are taken before the clock starts: making them is no part of a step")
         return found
 
+    @property
+    def unchanging(self) -> bool:
+        """Whether the script has the same data at each step."""
+        return self.reached.mark.source is None and self.reached.unchanging
+
     @cached_property
     def form(self) -> BatchForm:
+        if held := self.reached.held:
+            return BatchForm([held], held=True)
         return BatchForm(self._items(self.given.give(torch.Generator().manual_seed(0), 1)[0]))
 
     def _items(self, given: Any) -> list[Any]:
@@ -159,6 +171,9 @@ class Script(Workload):
 
     def batches(self, generator: torch.Generator, count: int) -> list[Batch]:
         packed = [self._packed(given) for given in self.given.give(generator, count)]
+        if self.unchanging:
+            drawn = torch.Generator().manual_seed(torch.initial_seed())  # `give` has seeded it by the generator
+            packed = [map_batch(partial(varied, generator=drawn), batch) for batch in packed]
         self.leading = max(leading_size({"": tensor}) for tensor in tensors_of(packed[0]).values())
         return [map_batch(lambda tensor: at_home(tensor, generator.device), batch) for batch in packed]
 
@@ -224,6 +239,7 @@ class Script(Workload):
             self.remarks.append(note)
         if isinstance(program.step_state, TrackedStepState):
             follow_attributes(program.step_state, model, given)
+        self.remarks += [UNCHANGING] if self.unchanging else []
         self.remarks += [UNCALLED] if first is None and takes_hooks(model) else []
         if already := starts_from(self.reached, first or FirstCall()):
             self.remarks.append(f"the script starts from {', '.join(already)}, in both arms")
