@@ -67,9 +67,7 @@ def names(found: Reached) -> set[str]:
     return {one.id for one in getattr(target, "elts", ())}
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"), [(PREFETCHED, {"X"}), (IMAGE, {"image"}), (WHOLE, {"graph", "labels"})]
-)
+@pytest.mark.parametrize(("body", "expected"), [(PREFETCHED, {"X"}), (IMAGE, {"image"}), (WHOLE, {"graph", "labels"})])
 def test_which_variables_are_the_batch(body: str, expected: set[str], tmp_path: Path) -> None:
     assert names(run(script(tmp_path, body), [])) == expected
 
