@@ -158,9 +158,9 @@ class _Script(threading.Thread):
         while _passes_on(frame) and frame.f_back is not None:
             frame = frame.f_back
         path = frame.f_code.co_filename
-        mark = with_implied(mark, frame, path)
         linecache.checkcache(path)
         loop = marked_loop(ast.parse("".join(linecache.getlines(path))), _span(frame), path)
+        mark = with_implied(mark, frame, path, lambda: _function(loop, frame))
         if mark.source is not None:
             return Reached(mark, loop, _function(loop, frame), Ambient.now(), path)
         known = {**frame.f_globals, **frame.f_locals}

@@ -59,7 +59,8 @@ class Body:
     def __call__(self, model: Any, items: list[Any], optimizer: Any) -> Any:
         with self._held(model, optimizer), self.reached.ambient.again(), self._drawing(model):
             found = self.reached.function(items)
-        if optimizer is not None and not optimizer.steps and not self.holders[1]:
+        called = self.reached.mark.optimizer is not None
+        if called and optimizer is not None and not optimizer.steps and not self.holders[1]:
             learns = any(parameter.grad is not None for parameter in optimizer.parameters)
             raise NoReference(UNHELD if learns else misplaced(self.reached, 0))
         return self._results(found, model)

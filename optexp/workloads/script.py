@@ -17,7 +17,19 @@ from torch.utils.data import DataLoader
 from optexp.equivalence.float64 import InFloat64
 from optexp.errors import ConfigError, NotCovered
 from optexp.export.patch import applied_at, behind_class, patch
-from optexp.program import Batch, Feed, Program, ResidentFeed, keeping, map_batch, placed, preserved, prime, tensors_of
+from optexp.program import (
+    Batch,
+    Feed,
+    NotCalled,
+    Program,
+    ResidentFeed,
+    keeping,
+    map_batch,
+    placed,
+    preserved,
+    prime,
+    tensors_of,
+)
 from optexp.program.feeds import LoaderFeed
 from optexp.records.patch import Patch
 from optexp.strategy import Notes, Strategy, UserFile
@@ -29,7 +41,9 @@ from optexp.user_code.find_marks import require_mark
 from optexp.user_code.given_batches import GivenBatches
 from optexp.user_code.importing import require_file
 from optexp.user_code.left_gradients import follow, learn
+from optexp.user_code.loose_tensors import LOOSE, LooseTensors
 from optexp.user_code.misplaced_mark import misplaced
+from optexp.user_code.own_optimizers import steps_alone
 from optexp.user_code.own_program import UNCALLED, OwnProgram
 from optexp.user_code.parameter_attributes import attributes, follow_attributes
 from optexp.user_code.parts import Parts
@@ -103,7 +117,12 @@ class Script(Workload):
 
     @property
     def learns(self) -> bool:
-        return self.reached.mark.optimizer is not None
+        return self.reached.mark.optimizer is not None or self.by_hand
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether the body updates the model without the mark's optimizer, if it trains at all."""
+        return self.reached.mark.optimizer is None and self.mode == "train"
 
     @cached_property
     def source(self) -> DataLoader[Any] | None:
@@ -216,12 +235,8 @@ class Script(Workload):
         mark, function, own = self.reached.mark, self.reached.function, self.model()
         if self.learns and self.mode != "train":
             raise ConfigError(f"{self.path}: the mark has an optimizer: set workload.mode=train")
-        if self.mode == "train" and not self.learns:
-            raise ConfigError(
-                f"{self.path}: the mark names no optimizer, and its step calls none: write optexp.steps(...,"
-                " optimizer=...), or set workload.mode=forward for a step that has none"
-            )
-        model, optimizer = placed(own, device, dtype), unwrapped(mark.optimizer)
+        model = placed(own, device, dtype)
+        optimizer = NotCalled() if self.by_hand else unwrapped(mark.optimizer)
         given = attributes(model)
         had = {n: p.grad.to_dense() for n, p in model.named_parameters() if p.grad is not None}
         if optimizer is not None and optimizer.state:
@@ -230,6 +245,11 @@ class Script(Workload):
         program = self._program(Body(self.reached), model, optimizer, device, dtype)
         prime(program)
         batch = self.in_dtype(self.batch(torch.Generator(device).manual_seed(0)), dtype)
+        if isinstance(optimizer, NotCalled) and not steps_alone(program, batch):
+            raise ConfigError(
+                f"{self.path}: the mark names no optimizer, and its step calls none: write optexp.steps(...,"
+                " optimizer=...), or set workload.mode=forward for a step that has none"
+            )
         with InFloat64() if dtype is torch.float64 else nullcontext():
             first = first_call(program, lambda: self._try_first(program, batch, had))
             if draws(lambda: self._tried(program, batch), device):
@@ -240,7 +260,10 @@ class Script(Workload):
         if isinstance(program.step_state, TrackedStepState):
             follow_attributes(program.step_state, model, given)
         self.remarks += [UNCHANGING] if self.unchanging else []
-        self.remarks += [UNCALLED] if first is None and takes_hooks(model) else []
+        if isinstance(model, LooseTensors):
+            self.remarks.append(LOOSE.format(", ".join(name for name, _ in model.named_parameters())))
+        elif first is None and takes_hooks(model):
+            self.remarks.append(UNCALLED)
         if already := starts_from(self.reached, first or FirstCall()):
             self.remarks.append(f"the script starts from {', '.join(already)}, in both arms")
         return keeping(replace(program, called_with=None if first is None else (first.args, first.kwargs)))
