@@ -33,7 +33,6 @@ from optexp.program import (
 from optexp.program.feeds import LoaderFeed
 from optexp.records.patch import Patch
 from optexp.strategy import Notes, Strategy, UserFile
-from optexp.support.hooks import takes_hooks
 from optexp.user_code.adapters import Maker, Then, at_home, endless, kind, leading_size, seed_all
 from optexp.user_code.block_batches import varied
 from optexp.user_code.drawn_alike import compiled_code_draws_alike, draws
@@ -44,12 +43,12 @@ from optexp.user_code.left_gradients import follow, learn
 from optexp.user_code.loose_tensors import LOOSE, LooseTensors
 from optexp.user_code.misplaced_mark import misplaced
 from optexp.user_code.own_optimizers import steps_alone
-from optexp.user_code.own_program import UNCALLED, OwnProgram
+from optexp.user_code.own_program import OwnProgram
 from optexp.user_code.parameter_attributes import attributes, follow_attributes
 from optexp.user_code.parts import Parts
 from optexp.user_code.script_batches import BatchForm
 from optexp.user_code.script_run import Reached, run
-from optexp.user_code.script_step import Body, FirstCall, Inference, ScriptModel, first_call, unwrapped
+from optexp.user_code.script_step import Body, FirstCall, Inference, ScriptModel, first_call, unreached, unwrapped
 from optexp.user_code.starts_from import starts_from
 from optexp.user_code.step_state import TrackedStepState, move
 from optexp.user_code.train_step import Beginning, TrainStep
@@ -260,10 +259,9 @@ class Script(Workload):
         if isinstance(program.step_state, TrackedStepState):
             follow_attributes(program.step_state, model, given)
         self.remarks += [UNCHANGING] if self.unchanging else []
-        if isinstance(model, LooseTensors):
-            self.remarks.append(LOOSE.format(", ".join(name for name, _ in model.named_parameters())))
-        elif first is None and takes_hooks(model):
-            self.remarks.append(UNCALLED)
+        names = ", ".join(name for name, _ in model.named_parameters())
+        loose = isinstance(model, LooseTensors)
+        self.remarks += [LOOSE.format(names)] if loose else unreached(program, first)
         if already := starts_from(self.reached, first or FirstCall()):
             self.remarks.append(f"the script starts from {', '.join(already)}, in both arms")
         return keeping(replace(program, called_with=None if first is None else (first.args, first.kwargs)))
