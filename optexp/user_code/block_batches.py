@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -12,19 +13,26 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from optexp.python_state.likeness import equal
+from optexp.python_state.variables import places
 from optexp.support.marks import Mark
 from optexp.user_code.marked_loop import MarkedLoop
 from optexp.user_code.script_batches import tensors_of_data
 
 
-def read_by(loop: MarkedLoop, known: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies of what the block reads at one turn, by name; of what has not changed, the copy from the turn before.
+def read_by(
+    loop: MarkedLoop, function: FunctionType, known: Mapping[str, Any], before: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Copies of what the block and functions that it calls read at one turn, by name; of what has not changed, the copy
+    from the turn before.
 
     Args:
+        function: The block.
         known: Variables of the script.
         before: As this returned it at the turn before.
     """
-    held = {name: known[name] for name in loop.reads if name in known and _tensors(known[name])}
+    called = (place.name for place in places(function) if known.get(place.name) is place.get())
+    names = dict.fromkeys((*loop.reads, *called))
+    held = {name: known[name] for name in names if name in known and _tensors(known[name])}
     return {n: before[n] if n in before and _equal(before[n], value) else _copied(value) for n, value in held.items()}
 
 
@@ -34,7 +42,8 @@ def batch_names(
     """Names of the batch, and whether they hold what the loop learns.
 
     They are what changes between turns; else what the block makes for its next turn; else what is learned and is no
-    parameter, as an image; else what never changes, as all the data there is.
+    parameter, as an image; else what never changes, as all the data there is. What changes, and functions of the block
+    alone read, may be their state.
 
     Args:
         seen: As `read_by` returned it, turn by turn.
@@ -47,6 +56,7 @@ def batch_names(
     data = [name for name in names if not inside[name] & (own | learned)]
     changed = [name for name in data if any(not _equal(seen[0][name], turn[name]) for turn in seen[1:])]
     values = [name for name in changed if _in_containers(known[name])]  # objects that change may be the step's state
+    values = [name for name in values if name in loop.reads]
     if drawn := [name for name in values if name not in loop.carried] or values:
         return drawn, False
     if images := [name for name in names if name not in loop.carried and inside[name] <= learned - own]:

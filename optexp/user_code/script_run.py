@@ -164,7 +164,7 @@ class _Script(threading.Thread):
         if mark.source is not None:
             return Reached(mark, loop, _function(loop, frame), Ambient.now(), path)
         known = {**frame.f_globals, **frame.f_locals}
-        self.seen.append(read_by(loop, known, self.seen[-1] if self.seen else {}))
+        self.seen.append(read_by(loop, _function(loop, frame), known, self.seen[-1] if self.seen else {}))
         if len(self.seen) == 1:
             return None
         names, learned = batch_names(mark, loop, self.seen, known)
@@ -174,7 +174,9 @@ class _Script(threading.Thread):
                 " mark the loop over the batches, as in `for batch in optexp.steps(loader, model=model):`, or where the"
                 " block makes its own data, the update alone, behind the lines that make it"
             )
-        loop = replace(loop, target=ast.Tuple([ast.Name(name, ast.Store()) for name in names], ast.Store()))
+        target = ast.Tuple([ast.Name(name, ast.Store()) for name in names], ast.Store())
+        seen_by_functions = [name for name in names if name not in (*loop.reads, *loop.shared)]
+        loop = replace(loop, target=target, shared=(*loop.shared, *seen_by_functions))
         drawn = [tuple(seen[name] for name in names) for seen in self.seen]
         held = tuple(known[name] for name in names) if learned else ()
         return Reached(mark, loop, _function(loop, frame), Ambient.now(), path, drawn, held)

@@ -251,6 +251,9 @@ class Script(Workload):
             )
         with InFloat64() if dtype is torch.float64 else nullcontext():
             first = first_call(program, lambda: self._try_first(program, batch, had))
+            names = ", ".join(name for name, _ in model.named_parameters())
+            loose = isinstance(model, LooseTensors)
+            self.remarks += [LOOSE.format(names)] if loose else unreached(program, first)
             if draws(lambda: self._tried(program, batch), device):
                 self.remarks.append(compiled_code_draws_alike())
                 program = self._program(Body(self.reached, draws=True), model, optimizer, device, dtype)
@@ -259,9 +262,6 @@ class Script(Workload):
         if isinstance(program.step_state, TrackedStepState):
             follow_attributes(program.step_state, model, given)
         self.remarks += [UNCHANGING] if self.unchanging else []
-        names = ", ".join(name for name, _ in model.named_parameters())
-        loose = isinstance(model, LooseTensors)
-        self.remarks += [LOOSE.format(names)] if loose else unreached(program, first)
         if already := starts_from(self.reached, first or FirstCall()):
             self.remarks.append(f"the script starts from {', '.join(already)}, in both arms")
         return keeping(replace(program, called_with=None if first is None else (first.args, first.kwargs)))

@@ -120,3 +120,35 @@ def test_fresh_values_keep_signs_bounds_and_symmetry() -> None:
     assert torch.linalg.eigvalsh(found).min() > 0
     index = torch.arange(3)
     assert varied(index, generator) is index
+
+
+IN_FUNCTIONS = """\
+x, noise = torch.rand(3, 2), torch.zeros(3, 2)
+seen = None
+def loss():
+    global seen
+    noise.uniform_()
+    seen = x + noise
+    return model(seen).square().sum()
+def train():
+    scale = torch.ones(2)
+    def scaled():
+        return (loss() * scale).sum()
+    while True:
+        with optexp.step(model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            total = scaled()
+            total.backward()
+            optimizer.step()
+train()
+"""
+
+
+def test_data_that_functions_of_the_block_read(tmp_path: Path) -> None:
+    """What they change is their state."""
+    found = run(script(tmp_path, IN_FUNCTIONS), [])
+    assert names(found) == {"x", "scale"}
+    ordered = [one.id for one in found.loop.target.elts]  # type: ignore[union-attr]
+    given = {"x": torch.zeros(3, 2), "scale": torch.zeros(2)}
+    assert found.function([tuple(given[name] for name in ordered)])["total"].item() == 0
+    assert found.function.__globals__["x"] is given["x"]

@@ -106,7 +106,7 @@ net = torch.nn.Linear(2, 2)
 outer = torch.nn.Sequential(net, torch.nn.ReLU())
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 for x in optexp.steps([torch.rand(3, 2)], model=net, optimizer=optimizer):
-    loss = outer(x).square().sum()
+    loss = (outer(x) * torch.rand(3, 2)).square().sum()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
