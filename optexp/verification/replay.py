@@ -24,6 +24,7 @@ class Replay:
     timed:    the results that the block itself returned are judged, too; their step started from the same state
     in_turns: only the arm that takes a step holds batches and results
     renewed:  halfway the batches get other values
+    noise:    seed of a little of it in the parameters that the judged arm begins with
     """
 
     reference: Client[Reference]
@@ -32,6 +33,7 @@ class Replay:
     timed: bool = False
     in_turns: bool = False
     renewed: bool = False
+    noise: int | None = None
 
     def judged(self, candidate: Client[Arm], steady: bool = True) -> list[Finding]:
         """Findings of the gates about the candidate's step.
@@ -43,7 +45,7 @@ class Replay:
         """
         findings = self._judged(candidate)
         if not steady and not all(finding.ok for finding in findings) and self._itself():
-            self._convey(candidate, self.timed)
+            self._convey(candidate, self.timed, self.noise)
             return self._findings()
         return findings
 
@@ -58,18 +60,19 @@ class Replay:
         info = reference.call(Reference.info)
         if not info.keeps:
             self._disturb(info)
-            self._convey(candidate, self.timed)
+            self._convey(candidate, self.timed, self.noise)
             return self._findings()
-        self._convey(candidate, self.timed)
+        self._convey(candidate, self.timed, self.noise)
         at_once = decided(lambda: self._findings(keep=True))
         if at_once is not None and all(finding.ok for finding in at_once):
             return at_once
         self._disturb(info)
         return self._findings_again()
 
-    def _convey(self, arm: Client[Arm], timed: bool = False) -> None:
+    def _convey(self, arm: Client[Arm], timed: bool = False, noise: int | None = None) -> None:
         """The arm's step to the reference."""
-        convey(arm.call(Arm.replay, end=self.end, timed=timed, renewed=self.renewed), arm, self.reference)
+        seen = arm.call(Arm.replay, end=self.end, timed=timed, renewed=self.renewed, noise=noise)
+        convey(seen, arm, self.reference)
         if self.in_turns:
             arm.call(Arm.rest)
 
