@@ -20,7 +20,7 @@ from optexp.workers.client import Client
 from optexp.workers.reference import Reference
 
 LONGEST_S = 2.0  # seconds of a step: of longer steps, later ones are not judged
-NOISE = 1  # a seed of noise in the baseline's first parameters
+NOISES = (7, 8, 9)  # seeds of noise in the baseline's first parameters, none of `Replay`'s
 DRIFTS = (
     "after {} steps a little noise in the baseline's first parameters gives another {}, too: the step keeps there what"
     " rounding alone moves, as a bias before a norm, whose gradient is zero but for rounding, and which Adam moves all"
@@ -82,8 +82,8 @@ def _judge_at(
     renewed: batches get other values halfway
     """
 
-    def failures(arm: Client[Arm], noise: int | None = None) -> list[Finding]:
-        replay = Replay(reference, yardstick, End(steps), False, case.session.in_turns, renewed, noise)
+    def failures(arm: Client[Arm], noise: int | None = None, drifts: bool = False) -> list[Finding]:
+        replay = Replay(reference, yardstick, End(steps), False, case.session.in_turns, renewed, noise, drifts)
         judged = replay.judged(arm, steady=found.repeats)
         return [replace(finding, step=steps) for finding in judged if not finding.ok]
 
@@ -91,7 +91,9 @@ def _judge_at(
         failed = failures(candidate)
         theirs = failures(yardstick) if failed else []
         drifts = bool(failed) and not theirs and all(finding.gate == "G0" for finding in failed)
-        noisy = {(finding.tensor, finding.message) for finding in failures(yardstick, NOISE)} if drifts else set()
+        failed = failures(candidate, drifts=True) if drifts else failed
+        again = [failures(yardstick, seed, drifts=True) for seed in NOISES if drifts and failed]
+        noisy = {(finding.tensor, finding.message) for findings in again for finding in findings}
     except NoYardstick:
         raise
     except Failure as reason:

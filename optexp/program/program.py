@@ -62,6 +62,10 @@ class StepState(Protocol):
         """Distance between the changes of two runs, by number; infinite where they must be equal."""
         ...
 
+    def drifted(self, ours: bytes, theirs: bytes) -> list[float]:
+        """The same for noise of earlier steps; 0 where it is no little beside the change."""
+        ...
+
     def alike(self, ours: bytes, theirs: bytes, unit: float = 0.0, noise: Sequence[float] | None = None) -> bool:
         """Whether two arms changed an entry alike, up to rounding.
 

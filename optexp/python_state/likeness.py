@@ -34,6 +34,12 @@ def apart(ours: Pair, theirs: Pair) -> list[float]:
     return [_distance(*leaf) for leaf in _leaves(ours, theirs)]
 
 
+def drifted(ours: Pair, theirs: Pair) -> list[float]:
+    """How far they are `apart` by noise of earlier steps, where that is little beside the change itself; else 0, since
+    nothing wrong would show beside it."""
+    return [_drift(*leaf) for leaf in _leaves(ours, theirs)]
+
+
 def alike(ours: Pair, theirs: Pair, unit: float = 0.0, noise: Sequence[float] | None = None) -> bool:
     """Whether two arms changed something likewise: counts and texts exactly, real numbers as closely as the noisy
     runs of the baseline say, since an average may show in no result.
@@ -102,6 +108,11 @@ def _distance(before: Any, ours: Any, started: Any, theirs: Any) -> float:
     else:
         same = not isinstance(theirs, (*SIMPLE, set, frozenset)) or ours == theirs
     return 0.0 if same else inf
+
+
+def _drift(before: Any, ours: Any, started: Any, theirs: Any) -> float:
+    far = _distance(before, ours, started, theirs)
+    return far if _real(theirs) and NOISE * far <= COARSE * float(_change(_wide(theirs), started).norm()) else 0.0
 
 
 def _allowed(unit: float, closely: bool, started: Any, theirs: Any) -> float:

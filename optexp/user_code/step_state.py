@@ -145,6 +145,10 @@ class TrackedStepState:
         """How far two runs are from having changed each number likewise; infinitely, where they must be equal."""
         return likeness.apart(self._unpacked(ours), self._unpacked(theirs))
 
+    def drifted(self, ours: bytes, theirs: bytes) -> list[float]:
+        """How far two runs are `apart` by noise of earlier steps, where that is little beside the changes."""
+        return likeness.drifted(self._unpacked(ours), self._unpacked(theirs))
+
     def alike(self, ours: bytes, theirs: bytes, unit: float = 0.0, noise: Sequence[float] | None = None) -> bool:
         """Whether two arms changed something likewise (see `optexp.python_state.likeness`)."""
         return likeness.alike(self._unpacked(ours), self._unpacked(theirs), unit, noise)

@@ -15,6 +15,8 @@ from optexp.workers.client import Client
 from optexp.workers.messages import Look
 from optexp.workers.reference import Reference
 
+DRIFTS = 3  # runs of the baseline with noise in its first parameters
+
 
 @dataclass(frozen=True)
 class Replay:
@@ -25,6 +27,7 @@ class Replay:
     in_turns: only the arm that takes a step holds batches and results
     renewed:  halfway the batches get other values
     noise:    seed of a little of it in the parameters that the judged arm begins with
+    drifts:   what a step keeps in Python may differ as far as such noise moves it in the baseline
     """
 
     reference: Client[Reference]
@@ -34,6 +37,7 @@ class Replay:
     in_turns: bool = False
     renewed: bool = False
     noise: int | None = None
+    drifts: bool = False
 
     def judged(self, candidate: Client[Arm], steady: bool = True) -> list[Finding]:
         """Findings of the gates about the candidate's step.
@@ -57,6 +61,9 @@ class Replay:
         self._convey(self.yardstick)
         reference.call(Reference.recall)
         reference.call(Reference.yardstick, step=TIMED)
+        for seed in range(DRIFTS) if self.drifts else ():
+            self._convey(self.yardstick, noise=seed + 1)
+            reference.call(Reference.drift)
         info = reference.call(Reference.info)
         if not info.keeps:
             self._disturb(info)
