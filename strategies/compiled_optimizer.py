@@ -47,7 +47,8 @@ class CompiledOptimizer(Strategy):
             return "there is no optimizer to compile: use workload.mode=train"
         if isinstance(program.optimizer, NotCalled):
             return (
-                "train_step has optimizers of its own, or updates by hand: let get_optimizer() make the one to compile"
+                "the step has optimizers of its own, or updates by hand: let get_optimizer(), or the mark's optimizer=,"
+                " give the one to compile"
             )
         if not isinstance(optimizer, SGD) and "capturable" not in optimizer.defaults:
             return f"{type(optimizer).__name__} takes no tensor as learning rate: use Adam, AdamW, SGD or RMSprop"

@@ -57,7 +57,8 @@ class FusedOptimizer(Strategy):
             return "there is no optimizer to speed up: use workload.mode=train"
         if isinstance(program.optimizer, NotCalled):
             return (
-                "train_step has optimizers of its own, or updates by hand: let get_optimizer() make the one to speed up"
+                "the step has optimizers of its own, or updates by hand: let get_optimizer(), or the mark's optimizer=,"
+                " give the one to speed up"
             )
         if self.implementation not in program.optimizer.defaults:
             others = "Adam, AdamW or SGD" if self.implementation == "fused" else "Adam, AdamW, SGD, RMSprop, ..."

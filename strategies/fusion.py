@@ -116,6 +116,11 @@ class Fusion(Strategy):
                 "torch.compile has no double backward, and this step takes the gradient of a gradient"
                 " (create_graph=True): leave fusion out"
             )
+        if "non-empty donated buffers" in str(error):
+            return (
+                "torch.compile gives up what forward saves during the first backward, and this step goes through its"
+                " graph again (create_graph=True or retain_graph=True): leave fusion out"
+            )
         return None
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:

@@ -80,7 +80,7 @@ class Streams(Strategy):
         if device.type == "cuda":
             return None
         return (
-            f"streams order the work of a CUDA device, and this run is on the {device.type.upper()}:"
+            f"work runs side by side on a CUDA device alone, and this run is on the {device.type.upper()}:"
             " use device=cuda on a machine with an NVIDIA GPU"
         )
 

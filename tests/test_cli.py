@@ -272,11 +272,13 @@ def test_a_strategy_that_needs_another_device_starts_no_arm(
     command_line: Cli, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ArmPool, "start", lambda *_: pytest.fail("an arm was started"))
-    words = {"cuda_graph": "CUDA Graphs need", "streams": "streams order", "tf32": "TF32 is", "prefetch": "batches are"}
+    words = {"cuda_graph": "CUDA Graphs need", "streams": "work runs", "tf32": "TF32 is", "prefetch": "batches are"}
     words |= {"memory_pool": "pools are of", "pinned_memory": "batches are", "cpu_affinity": "on a CPU, cores"}
     strategies = {name: _build_all(_strategy_nodes([name], "strategy"), "strategy")[0] for name in words}
     for name, strategy in strategies.items():
-        assert (strategy.unsupported_on(torch.device("cpu")) or "").startswith(words[name])
+        reason = strategy.unsupported_on(torch.device("cpu")) or ""
+        assert reason.startswith(words[name])
+        assert not reason.startswith(name)  # which stands before it already
         assert strategy.unsupported_on(torch.device("cuda")) is None
 
     def away(*_: object) -> Run:

@@ -170,6 +170,16 @@ def _compare_python_state(inputs: InputSet, run: BaselineObservation) -> None:
             first_run[name] = packed, run.perturbed
 
 
+def add_drift(inputs: InputSet, seen: Observation) -> None:
+    """Let what a step keeps in Python differ by as much as noise of earlier steps moves it in the baseline."""
+    step_state, spread = inputs.fp64.program.step_state, inputs.yardsticks.state_spread
+    theirs = unpacked("remembers", inputs.baseline)
+    for name, packed in unpacked("remembers", seen).items():
+        if step_state is not None and name in theirs:
+            by = step_state.drift(packed, theirs[name])
+            spread[name] = list(map(max, zip_longest(by, spread.get(name, ()), fillvalue=0.0)))
+
+
 def _require_finite(inputs: InputSet, seen: Observation) -> None:
     """A baseline that overflows on a special family alone defines no result there."""
     scaled = () if inputs.arithmetic.keeps_precision or skipped(seen) else ("grad/",)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from optexp.equivalence.narrow_operators import NARROW
+
 _WIDER = {
     torch.float32: torch.float64,
     torch.float16: torch.float64,
@@ -51,8 +53,8 @@ class InFloat64(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _CASTS:
             return Tensor.double(*args, **kwargs)
-        if func in _LOSS_SCALES:
-            return _LOSS_SCALES[func](*args, **kwargs)
+        if func in NARROW:
+            return NARROW[func](*args, **kwargs)
         if func is Tensor.view:  # reinterprets bits: not a request for precision
             return func(*args, **kwargs)
         args, kwargs = tuple(map(_wider, args)), {name: _wider(a) for name, a in kwargs.items()}
@@ -68,26 +70,6 @@ def widened(tensor: Tensor, device: torch.device) -> Tensor:
     """A copy on a device, in float64 or complex128 where it has such numbers."""
     wide = torch.float64 if tensor.is_floating_point() else torch.complex128 if tensor.is_complex() else tensor.dtype
     return tensor.to(device, wide, copy=True)
-
-
-def _unscale(gradients: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
-    """As a GradScaler asks for it, whose operators take their own numbers in float32 only."""
-    found = found_inf.to(torch.float32)
-    torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, torch.ones_like(found))
-    found_inf.copy_(found)
-    torch._foreach_mul_(gradients, inv_scale)
-
-
-def _update_scale(scale: Tensor, growth_tracker: Tensor, found_inf: Tensor, *rates: Any) -> Tensor:
-    narrow = scale.to(torch.float32)
-    torch._amp_update_scale_(narrow, growth_tracker, found_inf.to(torch.float32), *rates)
-    return scale.copy_(narrow)
-
-
-_LOSS_SCALES: dict[Any, Callable[..., Any]] = {
-    torch._amp_foreach_non_finite_check_and_unscale_: _unscale,
-    torch._amp_update_scale_: _update_scale,
-}
 
 
 def _narrow(argument: Any) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from optexp.equivalence import reassociation
 from optexp.equivalence.arithmetic import Arithmetic, is_low
-from optexp.equivalence.baseline_runs import add_baseline_run
+from optexp.equivalence.baseline_runs import add_baseline_run, add_drift
 from optexp.equivalence.baseline_traits import BaselineTraits
 from optexp.equivalence.candidate_step import CandidateStep
 from optexp.equivalence.fp64_quantities import error_histogram
@@ -175,6 +175,10 @@ class Judge:
 
     def _yardstick(self, step: int, observation: Mapping[str, Tensor]) -> None:
         add_baseline_run(self.inputs, step, self._here(observation))
+
+    def drift(self, observation: Mapping[str, Tensor]) -> None:
+        """Take a run of the baseline whose first parameters had noise (see `add_drift`)."""
+        add_drift(self.inputs, self._here(observation))
 
     def judge(self, step: int, observation: Mapping[str, Tensor]) -> list[Finding]:
         """Findings of the gates about the candidate's run of a step whose yardsticks are complete.

@@ -62,6 +62,10 @@ class StepState(Protocol):
         """Distance between the changes of two runs, by number; infinite where they must be equal."""
         ...
 
+    def drift(self, ours: bytes, theirs: bytes) -> list[float]:
+        """The same for noise of earlier steps; 0 where it is no little beside the change."""
+        ...
+
     def same_start(self, ours: bytes, theirs: bytes) -> bool:
         """Whether two runs changed an entry that held the same counts and texts before."""
         ...

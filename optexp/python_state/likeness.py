@@ -22,6 +22,7 @@ from optexp.support.tolerances import SMALL, TOLERANCES
 COARSE = 0.1  # two runs of one arm, and single numbers in lower precision, which flips what an accuracy counts
 FINE = 2.0**-10  # others: what a fused optimizer holds in float32 moves updates by less
 NOISE = 3.0  # times as far as noise moves the baseline's
+SEEN = 0.02  # of a change: a larger error has to show
 ROUNDINGS, FEW = 16.0, 4.0  # of the number itself, which may be a long sum; of many numbers' size
 
 
@@ -32,6 +33,12 @@ Orders = dict[frozenset[str], list[str]]  # by a network's set of tensor names: 
 def apart(ours: Pair, theirs: Pair) -> list[float]:
     """How far two runs are from having changed each number likewise; infinitely, where they must be equal."""
     return [_distance(*leaf) for leaf in _leaves(ours, theirs)]
+
+
+def drift(ours: Pair, theirs: Pair) -> list[float]:
+    """How far they are `apart` by noise of earlier steps, where that is little beside the change itself; else 0, since
+    nothing wrong would show beside it."""
+    return [_drift(*leaf) for leaf in _leaves(ours, theirs)]
 
 
 def same_start(ours: Pair, theirs: Pair) -> bool:
@@ -115,6 +122,11 @@ def _distance(before: Any, ours: Any, started: Any, theirs: Any) -> float:
     else:
         same = not isinstance(theirs, (*SIMPLE, set, frozenset)) or ours == theirs
     return 0.0 if same else inf
+
+
+def _drift(before: Any, ours: Any, started: Any, theirs: Any) -> float:
+    far = _distance(before, ours, started, theirs)
+    return far if _real(theirs) and NOISE * far <= SEEN * float(_change(_wide(theirs), started).norm()) else 0.0
 
 
 def _allowed(unit: float, closely: bool, started: Any, theirs: Any) -> float:

@@ -15,7 +15,7 @@ class Mark:
     """A marked step.
 
     source:    the iterable of batches in the loop's head; None for `with optexp.step():`
-    model:     the module that strategies change; None: the only module in a variable
+    model:     the module that strategies change; None: the only module in a variable, or the tensors that are trained
     optimizer: the model's optimizer; None in inference, and where no model is named
     every:     iterations of the loop from one optimizer step to the next
     """
@@ -66,8 +66,8 @@ def steps(source: Any, *, model: Any = None, optimizer: Any = None, every: int =
 def step(*, model: Any = None, optimizer: Any = None) -> AbstractContextManager[None]:
     """Mark a block as the step: `with optexp.step(model=model, optimizer=optimizer):`, for loops without a loader.
 
-    The block's batch consists of the tensors that the block reads and that change between iterations. For the arguments
-    see `steps`.
+    The block's batch consists of the tensors that the block reads and that change between iterations; else of those
+    that it prefetches, that it optimizes outside the model, or that never change. For the arguments see `steps`.
     """
     if _Hook.reached is not None:
         _Hook.reached(Mark(None, model, optimizer), sys._getframe(1))

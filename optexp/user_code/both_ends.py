@@ -39,9 +39,10 @@ def bounds(args: Sequence[Any], given: Mapping[str, Any]) -> tuple[int, int]:
 
     args: (low, high, size) or (high, size), from the left; `given` has the others
     """
-    numbers = [*(value for value in args if isinstance(value, int)), *(given[k] for k in ("low", "high") if k in given)]
+    placed = [value for value in args if not isinstance(value, (tuple, list))]  # numpy's numbers, too, and not the size
+    numbers = [int(value) for value in (*placed, *(given[key] for key in ("low", "high") if key in given))]
     low, high = numbers if len(numbers) == 2 else (0, *numbers)
-    return int(low), int(high) - 1
+    return low, high - 1
 
 
 def put_ends(drawn: Tensor, least: int, largest: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -12,10 +12,16 @@ from torch import nn
 
 from optexp.errors import ConfigError
 from optexp.support.marks import Mark
+from optexp.user_code.loose_tensors import loose_tensors
 
 
-def with_implied(mark: Mark, frame: FrameType, path: str) -> Mark:
+def with_implied(mark: Mark, frame: FrameType, path: str, body: Callable[[], FunctionType]) -> Mark:
     """The mark with the one model of its frame's variables, and with the one optimizer where gradients are on.
+
+    Of a script without modules, the tensors that it trains are the model.
+
+    Args:
+        body: Makes the marked body, as a function over the script's variables.
 
     Raises:
         ConfigError: there is no model, or there are several models or optimizers.
@@ -26,11 +32,12 @@ def with_implied(mark: Mark, frame: FrameType, path: str) -> Mark:
     model = _only(
         known, "model", lambda value: isinstance(value, nn.Module) and any(True for _ in value.parameters()), path
     )
-    if model is None:
-        raise ConfigError(f"{path}: the mark names no model, and no variable holds one: {EXAMPLE}")
     optimizer = mark.optimizer
     if optimizer is None and torch.is_grad_enabled():
         optimizer = _only(known, "optimizer", lambda value: isinstance(value, torch.optim.Optimizer), path)
+    model = loose_tensors(body(), optimizer) if model is None else model
+    if model is None:
+        raise ConfigError(f"{path}: the mark names no model, and no variable holds one: {EXAMPLE}")
     return replace(mark, model=model, optimizer=optimizer)
 
 

@@ -20,6 +20,7 @@ class Layout:
 
     form:    of a batch whose entries hold tensors in lists, dicts and objects; names are dotted then
     of_loss: entries of such a batch that only the loss sees
+    leaves:  entries that require gradients, as points of a differential equation
     """
 
     names: list[str]
@@ -30,6 +31,7 @@ class Layout:
     made: Callable[[Any], Any] | None = None  # makes a batch of a type of its own from a tuple or a dict
     form: BatchForm | None = None
     of_loss: list[str] = field(default_factory=list)
+    leaves: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, given: Any, tensors: Mapping[str, Tensor], labels: list[str], constants: dict[str, Any]) -> Layout:
@@ -37,7 +39,8 @@ class Layout:
         inputs = [name for name in tensors if name not in labels]
         integer = bool(labels) and not tensors[labels[-1]].is_floating_point()
         single = not isinstance(given, (Mapping, list, tuple))
-        return cls([*inputs, *labels], labels, constants, integer, single, remade(given))
+        leaves = frozenset(name for name, tensor in tensors.items() if tensor.requires_grad and tensor.is_leaf)
+        return cls([*inputs, *labels], labels, constants, integer, single, remade(given), leaves=leaves)
 
     @classmethod
     def nested(cls, given: Any, model: nn.Module, count: int | None) -> Layout:
@@ -88,7 +91,7 @@ class Layout:
         if tensors.keys() != set(self.names):
             expected = entries(self.names)
             raise ConfigError(f"batches differ: the first has {expected}, another {entries(tensors)}")
-        batch = {name: tensors[name] for name in self.names}
+        batch = {name: tensors[name].detach() if name in self.leaves else tensors[name] for name in self.names}
         batch = odd_rows(batch) if odd else batch
         return tuple(batch.values()) if self.plain else batch
 
@@ -96,6 +99,10 @@ class Layout:
         """A program's batch in the form of the user's code."""
         if self.form is not None:
             return self.form.unpack(batch)
+        if self.leaves:
+            tensors = tensors_of(batch)
+            tensors |= {name: tensors[name].detach().requires_grad_() for name in self.leaves}
+            batch = tuple(tensors.values()) if isinstance(batch, tuple) else tensors
         given: Any = batch if isinstance(batch, tuple) else {**batch, **self.constants}
         if isinstance(given, dict) and self.numbered:
             given = tuple(given[name] for name in sorted(given, key=int))

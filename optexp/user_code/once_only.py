@@ -30,6 +30,7 @@ def several_times() -> Iterator[None]:
         for module in (multiprocessing, torch.multiprocessing):
             replaced.enter_context(_replaced(module, "set_start_method", _forced))
         replaced.enter_context(_replaced(torch, "set_num_interop_threads", _tried))
+        replaced.enter_context(_replaced(torch.library, "Library", _defined_again))
         if torch.distributed.is_available():
             replaced.enter_context(_replaced(torch.distributed, "init_process_group", _alone))
         yield
@@ -62,6 +63,27 @@ def _tried(original: Callable[[int], None]) -> Callable[[int], None]:
             original(number)
 
     return set_num_interop_threads
+
+
+_libraries: list[torch.library.Library] = []  # they stay: an operator goes with the library that defined it
+
+
+def _defined_again(original: Any) -> type:
+    """A class of libraries whose operators may be defined again: the newest kernels are called then."""
+
+    class Library(original):  # type: ignore[misc]
+        def __init__(self, ns: str, kind: str, dispatch_key: str = "") -> None:
+            known = kind == "DEF" and any(other.ns == ns and other.kind == kind for other in _libraries)
+            super().__init__(ns, "FRAGMENT" if known else kind, dispatch_key)
+            _libraries.append(self)
+
+        def define(self, schema: str, *args: Any, **kwargs: Any) -> Any:
+            name, _, overload = schema.partition("(")[0].partition(".")
+            packet = getattr(getattr(torch.ops, self.ns), name, None)
+            same = packet is not None and (overload or "default") in packet.overloads()
+            return name if same else super().define(schema, *args, **kwargs)
+
+    return Library
 
 
 def _alone(original: Callable[..., None]) -> Callable[..., None]:

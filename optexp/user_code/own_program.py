@@ -13,6 +13,11 @@ UNCALLED = (
     "the step calls parts or methods of its model, and never model(...): strategies that change the model's call do not"
     " reach them; call them inside its forward"
 )
+INSIDE = (
+    "the step calls its model inside another module, or by torch.func.functional_call, and never as model(...) by a"
+    " variable that holds it: strategies that change the model's call do not reach it; where another module calls it,"
+    " let that one be the model"
+)
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from optexp.program import Batch
 from optexp.python_state.slots import Slot
-from optexp.support.hooks import takes_hooks
 from optexp.user_code.drawn_alike import Seeded, compiled_code_draws_alike
 from optexp.user_code.learning import new_optimizer
 from optexp.user_code.left_gradients import follow, learn
 from optexp.user_code.own_optimizers import steps_alone
-from optexp.user_code.own_program import UNCALLED, OwnProgram
+from optexp.user_code.own_program import OwnProgram
 from optexp.user_code.parameter_attributes import Attributes, follow_attributes
-from optexp.user_code.script_step import first_call
+from optexp.user_code.script_step import first_call, unreached
 from optexp.user_code.step_state import TrackedStepState
 from optexp.user_code.train_step import TrainStep
 from optexp.user_code.trial_runs import draws_by_itself
@@ -47,7 +46,7 @@ def tried(
     if not own.odd_batch:
         first = first_call(program, lambda: learn(step, program, batch, function, {}))
         program = replace(program, called_with=None if first is None else (first.args, first.kwargs))
-        own.remarks += [UNCALLED] if first is None and takes_hooks(program.model) else []
+        own.remarks += unreached(program, first)
         if note := follow(program, function, {}):
             own.remarks.append(note)
     draws = not step.replays and draws_by_itself(program, batch)

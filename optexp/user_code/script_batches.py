@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from optexp.errors import ConfigError
 from optexp.program import Batch
 from optexp.user_code.adapters import kind
 
 NUMBERS = (bool, int, float)
+DEPTH = 5  # of data in objects: there is one tensor for each kind of node, or edge, of a graph
 
 
 @dataclass(frozen=True)
@@ -23,9 +25,11 @@ class BatchForm:
     """The form of a batch: lists, dicts and objects with tensors and numbers in them.
 
     first: a batch, without whose tensors the form is known
+    held:  its tensors are the script's own, which take a batch's values
     """
 
     first: Any
+    held: bool = False
 
     def pack(self, given: Any) -> Batch:
         """Tensors of a batch by dotted name; a tuple of tensors stays one.
@@ -41,6 +45,11 @@ class BatchForm:
     def unpack(self, batch: Batch) -> Any:
         """The batch in the script's form."""
         assert isinstance(batch, Mapping)
+        if self.held:
+            with torch.no_grad():
+                for name, tensor in _leaves(self.first, ""):
+                    tensor.copy_(batch[name])
+            return self.first
         return _rebuilt(self.first, "", batch)
 
 
@@ -59,7 +68,7 @@ def _holds(value: Any) -> bool:
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
-        yield name or "0", value
+        yield name or "0", value.detach()
     elif isinstance(value, numpy.ndarray) and value.dtype != object:
         yield name or "0", torch.from_numpy(value)
     elif isinstance(value, NUMBERS):
@@ -79,6 +88,22 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
     return []
 
 
+def tensors_of_data(value: Any, around: tuple[Any, ...] = ()) -> list[Tensor]:
+    """Tensors of an object of a class that holds data and nothing else; of others none.
+
+    Args:
+        around: Objects that hold the value.
+
+    Raises:
+        TypeError: it holds a module or an optimizer, or itself.
+    """
+    if isinstance(value, (nn.Module, Optimizer)) or any(value is other for other in around) or len(around) > DEPTH:
+        raise TypeError(kind(value))
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for _, inner in _items(value) for tensor in tensors_of_data(inner, (*around, value))]
+
+
 def _is_object(value: Any) -> bool:
     """Whether it is an object of a class that holds data, as a batch of graphs is."""
     return hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value)
@@ -86,7 +111,8 @@ def _is_object(value: Any) -> bool:
 
 def _rebuilt(form: Any, name: str, batch: Mapping[str, Tensor]) -> Any:
     if isinstance(form, Tensor):
-        return batch[name or "0"]
+        given = batch[name or "0"]
+        return given.detach().requires_grad_() if form.requires_grad and form.is_leaf else given
     if isinstance(form, numpy.ndarray) and form.dtype != object:
         return batch[name or "0"].cpu().numpy()
     if isinstance(form, NUMBERS):

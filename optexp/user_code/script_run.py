@@ -19,12 +19,11 @@ from types import CellType, FrameType, FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from optexp.errors import ConfigError
 from optexp.python_state.variables import INSTALLED
 from optexp.support.marks import Mark, stopping_at
+from optexp.user_code.block_batches import batch_names, read_by
 from optexp.user_code.implied_parts import with_implied
 from optexp.user_code.importing import spoken
 from optexp.user_code.marked_loop import FACTORY, FUNCTION, INDEX, MarkedLoop, Span, marked_loop
@@ -70,6 +69,7 @@ class Reached:
     ambient:  modes of `with` blocks around the loop
     path:     of the file with the mark
     drawn:    batches of a mark without a loader
+    held:     where those are what the loop learns, the values of the script, which a step finds a batch in
     """
 
     mark: Mark
@@ -78,6 +78,12 @@ class Reached:
     ambient: Ambient
     path: str
     drawn: Sequence[tuple[Any, ...]] = ()
+    held: tuple[Any, ...] = ()
+
+    @property
+    def unchanging(self) -> bool:
+        """Whether all batches of a mark without a loader are the same."""
+        return all(one is other for turn in self.drawn for one, other in zip(turn, self.drawn[0], strict=True))
 
 
 def run(path: Path, arguments: Sequence[str]) -> Reached:
@@ -152,26 +158,28 @@ class _Script(threading.Thread):
         while _passes_on(frame) and frame.f_back is not None:
             frame = frame.f_back
         path = frame.f_code.co_filename
-        mark = with_implied(mark, frame, path)
         linecache.checkcache(path)
         loop = marked_loop(ast.parse("".join(linecache.getlines(path))), _span(frame), path)
+        mark = with_implied(mark, frame, path, lambda: _function(loop, frame))
         if mark.source is not None:
             return Reached(mark, loop, _function(loop, frame), Ambient.now(), path)
         known = {**frame.f_globals, **frame.f_locals}
-        read = {name: known[name] for name in loop.reads if name in known and name not in loop.carried}
-        self.seen.append({name: _copied(value) for name, value in read.items() if _holds_tensors(value)})
+        self.seen.append(read_by(loop, _function(loop, frame), known, self.seen[-1] if self.seen else {}))
         if len(self.seen) == 1:
             return None
-        names = [name for name in self.seen[0] if _changes([seen.get(name) for seen in self.seen])]
+        names, learned = batch_names(mark, loop, self.seen, known)
         if not names:
             raise ConfigError(
-                f"{path}:{loop.line}: the marked block reads no tensor that changes from one turn to the next:"
+                f"{path}:{loop.line}: the marked block reads no variable with tensors that are its data:"
                 " mark the loop over the batches, as in `for batch in optexp.steps(loader, model=model):`, or where the"
                 " block makes its own data, the update alone, behind the lines that make it"
             )
-        loop = replace(loop, target=ast.Tuple([ast.Name(name, ast.Store()) for name in names], ast.Store()))
+        target = ast.Tuple([ast.Name(name, ast.Store()) for name in names], ast.Store())
+        seen_by_functions = [name for name in names if name not in (*loop.reads, *loop.shared)]
+        loop = replace(loop, target=target, shared=(*loop.shared, *seen_by_functions))
         drawn = [tuple(seen[name] for name in names) for seen in self.seen]
-        return Reached(mark, loop, _function(loop, frame), Ambient.now(), path, drawn)
+        held = tuple(known[name] for name in names) if learned else ()
+        return Reached(mark, loop, _function(loop, frame), Ambient.now(), path, drawn, held)
 
 
 @contextmanager
@@ -248,20 +256,3 @@ def _cells(values: Mapping[str, Any]) -> dict[str, CellType]:
                 if name in values and getattr(cell, "cell_contents", None) is values[name]:
                     found[name] = cell
     return found
-
-
-# --- a block without a loader ------------------------------------------------------------------------------------
-
-
-def _holds_tensors(value: Any) -> bool:
-    return not isinstance(value, nn.Module) and any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
-
-
-def _copied(value: Any) -> Any:
-    return tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), value)
-
-
-def _changes(values: Sequence[Any]) -> bool:
-    """Whether a variable held other tensors at one of the turns."""
-    first, *others = ([leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)] for value in values)
-    return any(len(first) != len(other) or not all(map(torch.equal, first, other)) for other in others)

@@ -21,8 +21,9 @@ from optexp.support.hooks import takes_hooks
 from optexp.user_code.drawn_alike import seeded
 from optexp.user_code.marked_loop import ITEMS
 from optexp.user_code.misplaced_mark import misplaced
+from optexp.user_code.own_program import INSIDE, UNCALLED
 from optexp.user_code.script_run import Reached
-from optexp.user_code.train_step import Model, Optimizer
+from optexp.user_code.train_step import Model, Optimizer, TrainStep
 
 COUNT = "steps_that_drew"  # attribute of the body's function
 DEPTH = 3  # of objects within objects that hold the model
@@ -59,7 +60,8 @@ class Body:
     def __call__(self, model: Any, items: list[Any], optimizer: Any) -> Any:
         with self._held(model, optimizer), self.reached.ambient.again(), self._drawing(model):
             found = self.reached.function(items)
-        if optimizer is not None and not optimizer.steps and not self.holders[1]:
+        called = self.reached.mark.optimizer is not None
+        if called and optimizer is not None and not optimizer.steps and not self.holders[1]:
             learns = any(parameter.grad is not None for parameter in optimizer.parameters)
             raise NoReference(UNHELD if learns else misplaced(self.reached, 0))
         return self._results(found, model)
@@ -108,12 +110,6 @@ def unwrapped(optimizer: Any) -> Any:
 class ScriptModel(Model):
     """Methods of the user's class run with this object as `self`: their calls of the model are the program's."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        stand = self._optexp
-        stand.returned = stand.call(*args, **kwargs)
-        stand.called = True
-        return stand.returned
-
     def __getattr__(self, name: str) -> Any:
         model = self._optexp.owner(name)
         value = getattr(model, name)
@@ -134,6 +130,10 @@ class Inference:
     body: Body
     unpack: Callable[[Batch], Any]
     met: WeakSet[nn.Module] = field(default_factory=WeakSet, compare=False)
+
+    @property
+    def calls(self) -> bool:
+        return len(self.met) > 0
 
     def __call__(self, program: Program, batch: Batch) -> Outputs:
         model = ScriptModel(program, Optimizer(None, ()))  # type: ignore[arg-type]
@@ -179,6 +179,17 @@ def first_call(program: Program, run: Callable[[], object]) -> FirstCall | None:
     finally:
         handle.remove()
     return seen[0] if seen else None
+
+
+def unreached(program: Program, first: FirstCall | None) -> list[str]:
+    """A note where strategies do not reach the model's calls in a step.
+
+    Args:
+        first: As `first_call` returned it.
+    """
+    if first is None:
+        return [UNCALLED] if takes_hooks(program.model) else []
+    return [INSIDE] if isinstance(program.step, (TrainStep, Inference)) and not program.step.calls else []
 
 
 def _variables(function: Callable[..., Any]) -> Iterator[Place]:

@@ -151,6 +151,10 @@ class TrackedStepState:
         """How far two runs are from having changed each number likewise; infinitely, where they must be equal."""
         return likeness.apart(self._unpacked(ours), self._unpacked(theirs))
 
+    def drift(self, ours: bytes, theirs: bytes) -> list[float]:
+        """How far two runs are `apart` by noise of earlier steps, where that is little beside the changes."""
+        return likeness.drift(self._unpacked(ours), self._unpacked(theirs))
+
     def same_start(self, ours: bytes, theirs: bytes) -> bool:
         """Whether two runs began with the same counts and texts."""
         return likeness.same_start(self._unpacked(ours), self._unpacked(theirs))

@@ -136,6 +136,11 @@ class TrainStep:
         model._optexp.begin(program, optimizer.zero_grad)
         return model, optimizer
 
+    @property
+    def calls(self) -> bool:
+        """Whether a call of the function has called the model that it was handed."""
+        return bool(self.handed) and self.handed["model"]._optexp.called
+
     def _not_one(self, steps: int) -> str:
         how = ", in replays of CUDA graphs too," if self.replays else ""
         by_hand = "" if steps else "; a step that updates parameters by hand needs a file without get_optimizer()"
@@ -369,7 +374,10 @@ class Model:
         object.__setattr__(self, "_optexp", stand)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._optexp.call(*args, **kwargs)
+        stand = self._optexp
+        stand.returned = stand.call(*args, **kwargs)
+        stand.called = True
+        return stand.returned
 
     @property
     def zero_grad(self) -> Callable[..., Any]:

@@ -15,6 +15,8 @@ from optexp.workers.client import Client
 from optexp.workers.messages import Look
 from optexp.workers.reference import Reference
 
+DRIFTS = 3  # runs of the baseline with noise in its first parameters
+
 
 @dataclass(frozen=True)
 class Replay:
@@ -24,6 +26,8 @@ class Replay:
     timed:    the results that the block itself returned are judged, too; their step started from the same state
     in_turns: only the arm that takes a step holds batches and results
     renewed:  halfway the batches get other values
+    noise:    seed of a little of it in the parameters that the judged arm begins with
+    drifts:   what a step keeps in Python may differ as far as such noise moves it in the baseline
     """
 
     reference: Client[Reference]
@@ -32,6 +36,8 @@ class Replay:
     timed: bool = False
     in_turns: bool = False
     renewed: bool = False
+    noise: int | None = None
+    drifts: bool = False
 
     def judged(self, candidate: Client[Arm], steady: bool = True) -> list[Finding]:
         """Findings of the gates about the candidate's step.
@@ -43,7 +49,7 @@ class Replay:
         """
         findings = self._judged(candidate)
         if not steady and not all(finding.ok for finding in findings) and self._itself():
-            self._convey(candidate, self.timed)
+            self._convey(candidate, self.timed, self.noise)
             return self._findings()
         return findings
 
@@ -55,21 +61,25 @@ class Replay:
         self._convey(self.yardstick)
         reference.call(Reference.recall)
         reference.call(Reference.yardstick, step=TIMED)
+        for seed in range(DRIFTS) if self.drifts else ():
+            self._convey(self.yardstick, noise=seed + 1)
+            reference.call(Reference.drift)
         info = reference.call(Reference.info)
         if not info.keeps:
             self._disturb(info)
-            self._convey(candidate, self.timed)
+            self._convey(candidate, self.timed, self.noise)
             return self._findings()
-        self._convey(candidate, self.timed)
+        self._convey(candidate, self.timed, self.noise)
         at_once = decided(lambda: self._findings(keep=True))
         if at_once is not None and all(finding.ok for finding in at_once):
             return at_once
         self._disturb(info)
         return self._findings_again()
 
-    def _convey(self, arm: Client[Arm], timed: bool = False) -> None:
+    def _convey(self, arm: Client[Arm], timed: bool = False, noise: int | None = None) -> None:
         """The arm's step to the reference."""
-        convey(arm.call(Arm.replay, end=self.end, timed=timed, renewed=self.renewed), arm, self.reference)
+        seen = arm.call(Arm.replay, end=self.end, timed=timed, renewed=self.renewed, noise=noise)
+        convey(seen, arm, self.reference)
         if self.in_turns:
             arm.call(Arm.rest)
 

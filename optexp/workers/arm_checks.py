@@ -123,19 +123,21 @@ class Checks(Timing):
         with disturbed(self.program.model, noise):
             return digest(self._replayed(end.steps)[1])
 
-    def replay(self, end: End, timed: bool, renewed: bool = False) -> Transfer:
+    def replay(self, end: End, timed: bool, renewed: bool = False, noise: int | None = None) -> Transfer:
         """The last step before that end, from the restored state on, observed as `observe` does.
 
         Beside it batch/<name>: what it was given, flag/drawn: 1 where that is one of the core's own batches, and where
         it is asked for timed/<name>: the outputs of the first block that was kept, which these steps repeat.
 
         renewed: halfway the batches' memory gets other values, which shows results that are remembered by addresses
+        noise: as `repeated` takes it
         """
         self.restore(end.first)
-        batch, seen = self._renewed(end.steps) if renewed else self._replayed(end.steps)
-        seen |= {f"batch/{name}": tensor for name, tensor in tensors_of(batch).items()}
-        seen |= {f"timed/{name}": tensor for name, tensor in self.outputs.items()} if timed else {}
-        return self.send(seen)
+        with disturbed(self.program.model, noise):
+            batch, seen = self._renewed(end.steps) if renewed else self._replayed(end.steps)
+            seen |= {f"batch/{name}": tensor for name, tensor in tensors_of(batch).items()}
+            seen |= {f"timed/{name}": tensor for name, tensor in self.outputs.items()} if timed else {}
+            return self.send(seen)
 
     def footprints(self, steps: int | None = None) -> list[Footprint]:
         """What each of the first steps changes, from the restored state on.

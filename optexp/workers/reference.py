@@ -115,6 +115,9 @@ class Reference(Peer):
     def yardstick(self, step: int) -> None:
         self.judgement.yardstick(step, self.inbox.contents)
 
+    def drift(self) -> None:
+        self.judgement.drift(self.inbox.contents)
+
     def judge(self, step: int, keep: bool = False) -> list[Finding]:
         """Findings about the candidate's run that was conveyed last.
 

@@ -17,24 +17,38 @@ from torch.utils.data import DataLoader
 from optexp.equivalence.float64 import InFloat64
 from optexp.errors import ConfigError, NotCovered
 from optexp.export.patch import applied_at, behind_class, patch
-from optexp.program import Batch, Feed, Program, ResidentFeed, keeping, map_batch, placed, preserved, prime, tensors_of
+from optexp.program import (
+    Batch,
+    Feed,
+    NotCalled,
+    Program,
+    ResidentFeed,
+    keeping,
+    map_batch,
+    placed,
+    preserved,
+    prime,
+    tensors_of,
+)
 from optexp.program.feeds import LoaderFeed
 from optexp.records.patch import Patch
 from optexp.strategy import Notes, Strategy, UserFile
-from optexp.support.hooks import takes_hooks
 from optexp.user_code.adapters import Maker, Then, at_home, endless, kind, leading_size, seed_all
+from optexp.user_code.block_batches import varied
 from optexp.user_code.drawn_alike import compiled_code_draws_alike, draws
 from optexp.user_code.find_marks import require_mark
 from optexp.user_code.given_batches import GivenBatches
 from optexp.user_code.importing import require_file
 from optexp.user_code.left_gradients import follow, learn
+from optexp.user_code.loose_tensors import LOOSE, LooseTensors
 from optexp.user_code.misplaced_mark import misplaced
-from optexp.user_code.own_program import UNCALLED, OwnProgram
+from optexp.user_code.own_optimizers import steps_alone
+from optexp.user_code.own_program import OwnProgram
 from optexp.user_code.parameter_attributes import attributes, follow_attributes
 from optexp.user_code.parts import Parts
 from optexp.user_code.script_batches import BatchForm
 from optexp.user_code.script_run import Reached, run
-from optexp.user_code.script_step import Body, FirstCall, Inference, ScriptModel, first_call, unwrapped
+from optexp.user_code.script_step import Body, FirstCall, Inference, ScriptModel, first_call, unreached, unwrapped
 from optexp.user_code.starts_from import starts_from
 from optexp.user_code.step_state import TrackedStepState, move
 from optexp.user_code.train_step import Beginning, TrainStep
@@ -44,6 +58,10 @@ if TYPE_CHECKING:
     from optexp.export.inlining import Inliner
     from optexp.export.repro import Source
 
+UNCHANGING = (
+    "the data of the marked block never change: each batch has their real numbers smaller by random factors from 0.9 to"
+    " 1, so that results kept from other batches show"
+)
 RECORDED = 64  # batches of a source that is no DataLoader and no function
 
 
@@ -98,7 +116,12 @@ class Script(Workload):
 
     @property
     def learns(self) -> bool:
-        return self.reached.mark.optimizer is not None
+        return self.reached.mark.optimizer is not None or self.by_hand
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether the body updates the model without the mark's optimizer, if it trains at all."""
+        return self.reached.mark.optimizer is None and self.mode == "train"
 
     @cached_property
     def source(self) -> DataLoader[Any] | None:
@@ -131,8 +154,15 @@ class Script(Workload):
         self.remarks.append(f"{len(found)} batches are taken before the clock starts: making them is no part of a step")
         return found
 
+    @property
+    def unchanging(self) -> bool:
+        """Whether the script has the same data at each step."""
+        return self.reached.mark.source is None and self.reached.unchanging
+
     @cached_property
     def form(self) -> BatchForm:
+        if held := self.reached.held:
+            return BatchForm([held], held=True)
         return BatchForm(self._items(self.given.give(torch.Generator().manual_seed(0), 1)[0]))
 
     def _items(self, given: Any) -> list[Any]:
@@ -159,6 +189,9 @@ class Script(Workload):
 
     def batches(self, generator: torch.Generator, count: int) -> list[Batch]:
         packed = [self._packed(given) for given in self.given.give(generator, count)]
+        if self.unchanging:
+            drawn = torch.Generator().manual_seed(torch.initial_seed())  # `give` has seeded it by the generator
+            packed = [map_batch(partial(varied, generator=drawn), batch) for batch in packed]
         self.leading = max(leading_size({"": tensor}) for tensor in tensors_of(packed[0]).values())
         return [map_batch(lambda tensor: at_home(tensor, generator.device), batch) for batch in packed]
 
@@ -201,12 +234,8 @@ class Script(Workload):
         mark, function, own = self.reached.mark, self.reached.function, self.model()
         if self.learns and self.mode != "train":
             raise ConfigError(f"{self.path}: the mark has an optimizer: set workload.mode=train")
-        if self.mode == "train" and not self.learns:
-            raise ConfigError(
-                f"{self.path}: the mark names no optimizer, and its step calls none: write optexp.steps(...,"
-                " optimizer=...), or set workload.mode=forward for a step that has none"
-            )
-        model, optimizer = placed(own, device, dtype), unwrapped(mark.optimizer)
+        model = placed(own, device, dtype)
+        optimizer = NotCalled() if self.by_hand else unwrapped(mark.optimizer)
         given = attributes(model)
         had = {n: p.grad.to_dense() for n, p in model.named_parameters() if p.grad is not None}
         if optimizer is not None and optimizer.state:
@@ -215,8 +244,16 @@ class Script(Workload):
         program = self._program(Body(self.reached), model, optimizer, device, dtype)
         prime(program)
         batch = self.in_dtype(self.batch(torch.Generator(device).manual_seed(0)), dtype)
+        if isinstance(optimizer, NotCalled) and not steps_alone(program, batch):
+            raise ConfigError(
+                f"{self.path}: the mark names no optimizer, and its step calls none: write optexp.steps(...,"
+                " optimizer=...), or set workload.mode=forward for a step that has none"
+            )
         with InFloat64() if dtype is torch.float64 else nullcontext():
             first = first_call(program, lambda: self._try_first(program, batch, had))
+            names = ", ".join(name for name, _ in model.named_parameters())
+            loose = isinstance(model, LooseTensors)
+            self.remarks += [LOOSE.format(names)] if loose else unreached(program, first)
             if draws(lambda: self._tried(program, batch), device):
                 self.remarks.append(compiled_code_draws_alike())
                 program = self._program(Body(self.reached, draws=True), model, optimizer, device, dtype)
@@ -224,7 +261,7 @@ class Script(Workload):
             self.remarks.append(note)
         if isinstance(program.step_state, TrackedStepState):
             follow_attributes(program.step_state, model, given)
-        self.remarks += [UNCALLED] if first is None and takes_hooks(model) else []
+        self.remarks += [UNCHANGING] if self.unchanging else []
         if already := starts_from(self.reached, first or FirstCall()):
             self.remarks.append(f"the script starts from {', '.join(already)}, in both arms")
         return keeping(replace(program, called_with=None if first is None else (first.args, first.kwargs)))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from torch.ao import quantization
 
 from optexp.equivalence.float64 import InFloat64
 
@@ -40,3 +43,24 @@ def test_values_are_those_of_float64():
     x = torch.tensor(1 / 3, dtype=torch.float64)
     with InFloat64():
         assert x.float().double() == x
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("by_channel", [True, False])
+def test_quantization_while_training_runs_in_float64(fused: bool, by_channel: bool) -> None:
+    quantizer = quantization.FusedMovingAvgObsFakeQuantize if fused else quantization.FakeQuantize
+    observer = quantization.MovingAverageMinMaxObserver
+    if by_channel:
+        observer = quantization.MovingAveragePerChannelMinMaxObserver
+    scheme = torch.per_channel_symmetric if by_channel else torch.per_tensor_affine
+    made = quantizer(observer, quant_min=-128, quant_max=127, dtype=torch.qint8, qscheme=scheme)
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    expected = copy.deepcopy(made)(x)
+    with InFloat64():
+        found = made.to(torch.float64)(x.to(torch.float64).requires_grad_())
+    assert found.dtype is torch.float64
+    assert found.requires_grad
+    off = (found - expected).abs()
+    assert off.max() <= 1.01 * made.scale.max()  # a number between two steps may go to either
+    assert (off < 1e-6).sum() >= 10
+    assert made.scale.dtype is torch.float64

@@ -49,5 +49,10 @@ def test_a_gradient_of_a_gradient_is_not_compiled(tmp_path: Path) -> None:
         Arm().setup(Spec(workload, (Fusion(backend="aot_eager"),), "cpu", "float32", 0).pack())
 
 
+def test_a_graph_that_is_walked_twice_is_not_compiled() -> None:
+    said = "This backward function was compiled with non-empty donated buffers which requires create_graph=False"
+    assert "goes through its graph again" in (Fusion().limit(RuntimeError(said)) or "")
+
+
 def test_other_errors_are_no_limits() -> None:
     assert Fusion().limit(RuntimeError("something else")) is None

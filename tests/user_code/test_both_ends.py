@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from optexp.user_code.both_ends import MANY, BothEnds
     [
         ((30_000, (2, 2)), {}, 0, 29_999),
         ((-5, 5, (3,)), {}, -5, 4),
+        ((0, np.int64(50), [3]), {}, 0, 49),
         ((), {"low": 2, "high": 900, "size": (4, 5)}, 2, 899),
         ((7,), {"high": 700, "size": (2,)}, 7, 699),
         ((256, (64,)), {"dtype": torch.uint8}, 0, 255),

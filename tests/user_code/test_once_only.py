@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
+from optexp.user_code.importing import import_file
+
 SETTINGS = """
 import os
 import hydra
@@ -33,6 +37,29 @@ assert multiprocessing.get_start_method() == "spawn"
 assert before == (
     torch.set_num_interop_threads, torch.distributed.init_process_group, multiprocessing.set_start_method)
 """
+
+OPERATORS = """
+import torch
+from torch.library import Library
+lib = Library("once_only", "DEF")
+lib.define("scaled(Tensor x, float a) -> Tensor")
+lib.impl("scaled", lambda x, a: a * x, "CompositeExplicitAutograd")
+torch.library.register_fake("once_only::scaled", lambda x, a: torch.empty_like(x), lib=lib)
+torch.library.define("once_only::raised", "(Tensor x) -> Tensor")
+torch.library.impl("once_only::raised", "CompositeExplicitAutograd", lambda x: x + len(__file__))
+scaled = torch.ops.once_only.scaled.default
+"""
+
+
+def test_operators_are_defined_again_and_the_newest_kernel_is_called(tmp_path: Path) -> None:
+    modules = []
+    for name in ("first.py", "first.py", "other.py"):
+        (tmp_path / name).write_text(OPERATORS.replace("a * x", "2 * a * x") if name == "other.py" else OPERATORS)
+        modules.append(import_file(tmp_path / name, "workload.path", anew=True))
+    assert torch.library.Library.__module__ == "torch.library"
+    assert [module.scaled(torch.ones(1), 3.0).item() for module in modules] == [6.0, 6.0, 6.0]
+    path = str(tmp_path / "other.py")
+    assert torch.ops.once_only.raised(torch.zeros(1)).item() == len(path)
 
 
 def test_lines_that_a_process_allows_once_run_again_beside_another_arm(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from optexp.errors import NoReference
 from optexp.program import Outputs, Program, ResidentFeed, preserved
+from optexp.user_code.own_program import INSIDE
 from optexp.user_code.script_run import run
 from optexp.user_code.script_step import Body, Inference, ScriptModel
 from optexp.user_code.train_step import Optimizer
@@ -96,6 +97,32 @@ def test_an_inference_loop_that_ends_itself_is_refused(tmp_path: Path) -> None:
         assert step(program, batch)
     with pytest.raises(NoReference, match="not in this one, as after"):
         step(program, batch)
+
+
+WRAPPED = """\
+import optexp
+import torch
+net = torch.nn.Linear(2, 2)
+outer = torch.nn.Sequential(net, torch.nn.ReLU())
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for x in optexp.steps([torch.rand(3, 2)], model=net, optimizer=optimizer):
+    loss = (outer(x) * torch.rand(3, 2)).square().sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("model", ["net", "outer"])
+@pytest.mark.parametrize("mode", ["train", "forward"])
+def test_a_model_that_another_module_calls_is_out_of_reach(model: str, mode: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    text = WRAPPED if mode == "train" else WRAPPED.replace(", optimizer=optimizer", "")
+    path.write_text(text.replace("model=net", f"model={model}"))
+    workload = Script(path=str(path))
+    workload.mode = mode
+    workload.build(torch.device("cpu"), torch.float32, 0)
+    assert (INSIDE in workload.notes()) is (model == "net")
 
 
 SAMPLES = """\

@@ -357,6 +357,33 @@ def test_a_train_step_sees_its_own_model_whatever_its_attributes_are_called(tmp_
         assert model.factor == 3.0
 
 
+POINTS = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+    def forward(self, x): return self.layer(x).sin()
+def get_inputs(): return [torch.rand(8, 1, requires_grad=True), torch.zeros(8, 1)]
+def get_optimizer(params): return torch.optim.SGD(params, lr=0.1)
+def train_step(model, batch, optimizer):
+    x, expected = batch
+    u = model(x)
+    slope, = torch.autograd.grad(u.sum(), x, create_graph=True)
+    loss = (slope + u - expected).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+
+
+def test_inputs_that_require_gradients_do_so_in_a_step(tmp_path: Path) -> None:
+    program = ready(written(tmp_path, POINTS, mode="train"))
+    batch = program.feed.next()
+    assert program.step(program, batch)["loss"] > 0
+    assert not any(tensor.requires_grad for tensor in tensors_of(batch).values())
+
+
 PATHS = """
 from torch.utils.data import DataLoader
 Model = lambda: nn.Linear(3, 2)
