@@ -159,8 +159,10 @@ def test_an_order_that_is_never_shuffled_again_is_another_one(tmp_path: Path) ->
     assert "its batch 400 holds other values" in found.text
 
 
-def test_batches_of_the_next_epoch_are_those_that_the_loader_gives(tmp_path: Path) -> None:
-    both = feeds(tmp_path, FILE, FILE)
+@pytest.mark.parametrize("more", ["", f", generator={FIXED}"], ids=["torchs", "own"])
+def test_batches_of_the_next_epoch_are_those_that_the_loader_gives(more: str, tmp_path: Path) -> None:
+    text = FILE.replace("shuffle=True", f"shuffle=True{more}")
+    both = feeds(tmp_path, text, text)
     first = both.baseline.call(Arm.fed)
     assert both.baseline.call(Arm.fed_later, positions=[3, 9]) == {3: first.batches[3], 9: first.batches[9]}
 
