@@ -56,6 +56,15 @@ def test_a_job_has_an_estimate_below_its_limit(tmp_path, capsys):
     assert told[-1] == "causes: about 8 min"
 
 
+def test_a_job_without_its_files_is_left_out(tmp_path, monkeypatch):
+    job = next(job for job in JOBS if job.name == "judged_level2")
+    monkeypatch.delenv("KERNELBENCH", raising=False)
+    assert job.lacks == "KERNELBENCH"
+    monkeypatch.setenv("KERNELBENCH", "/problems")
+    assert job.lacks == ""
+    assert job.arguments(tmp_path)[2] == "/problems/level2"
+
+
 def test_two_runs_share_a_folder(tmp_path):
     with claimed(JOBS[0], tmp_path) as mine, claimed(JOBS[0], tmp_path) as theirs, claimed(JOBS[1], tmp_path) as other:
         assert (mine, theirs, other) == (True, False, True)

@@ -5,8 +5,9 @@
 
 Nothing else may use the card. A job whose log is in FOLDER is not run again, so that the whole may be made in several
 runs; what was cut off is. Two runs share a FOLDER, each with a card of its own (CUDA_VISIBLE_DEVICES=0 and 1): a job
-that one of them runs is left out by the other. --records writes what is done so far into FOLDER/records, a small file
-for each block of a page; `results.py put FOLDER/records/*.json` takes these into experiments/results.
+that one of them runs is left out by the other. KERNELBENCH and CASES name the folders of KernelBench's problems and of
+two files of users, unet_softmax.py and gpt_accumulation.py. --records writes what is done so far into FOLDER/records, a
+small file for each block of a page; `results.py put FOLDER/records/*.json` takes these into experiments/results.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -39,7 +41,7 @@ START_S, COMPARISON_S, COMPILED_S, PROFILE_S = 8.0, 7.0, 8.0, 4.0  # estimates: 
 class Job:
     """A command, what follows its Python, and the seconds it may take.
 
-    command: {} is a folder of its own, {folder} that of all, {records} that of records
+    command: {} is a folder of its own, {folder} that of all, {records} that of records; $NAME is of the environment
     about_s: an estimate, from the number of its comparisons; 0: its limit
     """
 
@@ -56,7 +58,13 @@ class Job:
     def arguments(self, folder: Path) -> list[str]:
         """Of Python."""
         places = {"{}": folder / self.name, "{folder}": folder, "{records}": folder / RECORDS}
-        return shlex.split(reduce(lambda text, mark: text.replace(mark, str(places[mark])), places, self.command))
+        filled = reduce(lambda text, mark: text.replace(mark, str(places[mark])), places, self.command)
+        return shlex.split(os.path.expandvars(filled))
+
+    @property
+    def lacks(self) -> str:
+        """A variable that the command needs and the environment does not have; empty where it has all."""
+        return next((name for name in re.findall(r"\$(\w+)", self.command) if name not in os.environ), "")
 
 
 def job(name: str, limit_s: float, arguments: str, comparisons: int = 1, profiles: int = 0, compiled: int = 0) -> Job:
@@ -160,8 +168,19 @@ GROUPS: dict[str, list[Job]] = {
         ),
         *(
             Job(f"subsets_{name}", 560, f"{SUBSETS} --only {name} --seconds 540 {KEEP}", 500)
-            for name in ("mlp", "lenet5", "vision", "bert_1x128")
+            for name in ("mlp", "lenet5", "vision", "bert_1x128", "bert_16x512")
         ),
+        *(
+            Job(f"subsets_{name}", 590, f"{SUBSETS} --cases $CASES --only {name} --seconds 570 {KEEP}", 560)
+            for name in ("unet_softmax", "gpt_accumulation")
+        ),
+    ],
+    "suites": [
+        Job(f"judged_level{level}", 590, f"-m optexp.judge $KERNELBENCH/level{level} --strategy fusion --preset quick"
+            " --into {folder}/judged.jsonl") for level in (2, 3, 1)
+    ],
+    "versions": [
+        Job("duets", 590, f"{BENCHMARKS}/duets.py {{folder}}/duets.json --device cuda --seconds 540 {KEEP}"),
     ],
     "equivalence": [
         Job("verification_cost", 60, f"{BENCHMARKS}/verification_cost.py {KEEP}"),
@@ -204,6 +223,8 @@ def collect(folder: Path) -> Iterator[Path]:
             yield keep(results.compared(finished), block, folder / RECORDS)
     if done(next(each for each in GROUPS["main"] if each.name == README), folder):
         yield keep(results.shown(folder / README), "README", folder / RECORDS)
+    if (folder / "judged.jsonl").exists():
+        yield keep(results.judged(folder / "judged.jsonl"), "kernelbench", folder / RECORDS)
     if list(folder.glob("tests_*.xml")):
         yield keep(results.tested(folder), "gpu_tests", folder / RECORDS)
 
@@ -281,7 +302,9 @@ def main() -> None:
         return
     for job in jobs:
         with claimed(job, folder) as mine:
-            if mine and left(job, folder) and end - time.monotonic() > min(job.seconds, job.limit_s):
+            if job.lacks:
+                print(f"{job.name}: left out, as {job.lacks} is not set", flush=True)
+            elif mine and left(job, folder) and end - time.monotonic() > min(job.seconds, job.limit_s):
                 print(f"{job.name}: {run(job, folder, end - time.monotonic())}", flush=True)
 
 
