@@ -110,7 +110,7 @@ class Session:
             e.notes.append(f"measurement.l2={self.settings.l2}: only a single operation on a GPU is measured that way")
             self.settings = replace(self.settings, l2="warm")
         if self.quiet.others:
-            e.notes.append("other comparisons shared the card: set-up times include theirs")
+            e.notes.append("other comparisons shared the device: set-up times include theirs")
         timed = e.verify != "only" and e.mode != "profile" and not self.settings.trials
         if timed and not self.isolated:  # one process holds all arms, so there is no spread between processes
             try:

@@ -27,6 +27,7 @@ from optexp.config import search_path
 from optexp.records import filenames
 from optexp.result import Result
 from optexp.support.nvml_count import count_by_nvml
+from optexp.workers.process import die_with_parent
 
 MARK, LOCK, LOG = "job.json", ".lock", "job.log"
 PASSED_ON = ("MLFLOW_", "OPTEXP_")  # environment variables that reach workers on other machines
@@ -123,6 +124,7 @@ class Surroundings:
         os.environ.update(self.variables)
         count_by_nvml()
         if self.shared is not None and self.shared not in _shared:
+            die_with_parent()  # a paused worker would not notice
             _shared[self.shared] = Shared(self.shared)
 
 

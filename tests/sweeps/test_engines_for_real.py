@@ -17,6 +17,8 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from optexp.result import Result, Verdict
+from optexp.support.descent import descendants
+from optexp.support.pausing import is_paused
 from optexp.sweeps.job import MARK
 
 SIZES = [64, 65, 66, 67]
@@ -108,7 +110,23 @@ def test_joblib_pauses_the_others_while_a_job_is_timed(tmp_path: Path, mode: str
     records = [Result.read(path) for path in tmp_path.glob("multirun/*/*/*/result.json")]
     assert len(records) == 3
     assert any(record.seconds.get("wait") for record in records)
-    assert all("other comparisons shared the card" in str(record.notes) for record in records)
+    assert all("other comparisons shared the device" in str(record.notes) for record in records)
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_leaves_no_paused_worker_behind(tmp_path: Path) -> None:
+    words = ["-m", "workload=gelu", "workload.size=64,96,128,160", "device=cpu", "measurement=quick"]
+    engine = ["strategy=inplace", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "tracking.enabled=false"]
+    with open(tmp_path / "log", "w") as log:
+        sweep = subprocess.Popen(
+            [sys.executable, "-m", "optexp", *words, *engine],
+            cwd=tmp_path, env=environment(), stdout=log, stderr=log,
+        )  # fmt: skip
+    until(lambda: any(is_paused(pid) for pid in descendants(sweep.pid)))
+    started = descendants(sweep.pid)
+    sweep.kill()
+    sweep.wait()
+    until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 30)
 
 
 @pytest.fixture
