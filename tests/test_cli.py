@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime, tzinfo
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -73,7 +74,7 @@ def cli(ran: list[str], command_line: Cli, monkeypatch: pytest.MonkeyPatch) -> C
     """Runs `optexp <arguments>` in an empty folder; a job's verdict is its only strategy's, from `verdicts`."""
     verdicts = {"cuda_graph": Verdict.UNSUPPORTED, "amp": Verdict.NOT_EQUIVALENT, "inplace": Verdict.NOT_ENGAGED}
 
-    def run(config: DictConfig, output: Path) -> Result:
+    def run(config: DictConfig, output: Path, **_: Any) -> Result:
         try:
             job = resolve(config)
         except ConfigError as error:
@@ -176,7 +177,7 @@ def test_where_no_folder_can_be_made_a_sentence_says_so(
 
 
 def test_a_job_that_left_nothing_is_an_error(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "run", lambda config, output: None)
+    monkeypatch.setattr(runner, "run", lambda config, output, **_: None)
     assert cli("workload=mlp") == 1
 
 
@@ -198,7 +199,7 @@ def test_strategies_from_a_folder_named_on_the_command_line(cli: Cli, ran: list[
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, signal.SIGTERM])
 def test_an_interrupted_run(cli: Cli, monkeypatch: pytest.MonkeyPatch, raised: type | signal.Signals) -> None:
-    def run(config: DictConfig, output: Path) -> None:
+    def run(config: DictConfig, output: Path, **_: Any) -> None:
         if isinstance(raised, signal.Signals):
             os.kill(os.getpid(), raised)
             time.sleep(5)

@@ -60,6 +60,7 @@ def test_the_step_is_one_of_many(tmp_path: Path, isolation: str, monkeypatch: py
 def session() -> Any:
     return SimpleNamespace(
         machine=SimpleNamespace(gpu=None),
+        looking_out=lambda *_: lambda: None,
         settings=SimpleNamespace(pairs=10),
         draws=SimpleNamespace(seed=lambda name: 1),
         workload=SimpleNamespace(variety=1),

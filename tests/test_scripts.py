@@ -130,9 +130,11 @@ def test_an_override_behind_the_script_is_told_at_once() -> None:
     assert overrides(["strategy=amp", script, "--", "key=value"])[-1] == "strategy=amp"
 
 
-def test_a_step_without_an_optimizer_is_told_what_to_write(tmp_path: Path) -> None:
+def test_a_step_without_an_optimizer_updates_by_hand_or_is_told_what_to_write(tmp_path: Path) -> None:
     path = tmp_path / "by_hand.py"
     path.write_text(BY_HAND)
+    assert verified(tmp_path, str(path.with_suffix(""))).verdict is Verdict.VERIFIED
+    path.write_text(BY_HAND.replace("p.data -= 0.1 * p.grad", "pass"))
     result = verified(tmp_path, str(path.with_suffix("")))
     assert result.verdict is Verdict.ERROR
     assert "the mark names no optimizer, and its step calls none: write optexp.steps(..., optimizer=" in result.headline

@@ -24,7 +24,7 @@ from optexp.errors import Distrusted
 from optexp.measurement import controls, placement, samples_file, statistics
 from optexp.measurement.floor import floor_s
 from optexp.measurement.gpu import Gpu
-from optexp.measurement.neighbours import looking_out, neighbours
+from optexp.measurement.neighbours import neighbours
 from optexp.measurement.samples import COLD, CONTROL_EVERY, RETRIED, UNBOUND, Sample
 from optexp.measurement.settings import MeasurementSettings
 from optexp.measurement.watchdogs import impossible
@@ -343,8 +343,7 @@ def one_round(
     doing = f"process {index + 1}: measuring pairs{ahead}"
     with session.working("measurement", doing):
         met = dict[str, str]()
-        sharing = session.pool.processes(), since_s, met, session.quiet.others
-        read = looking_out(gpu, *sharing) if gpu else lambda: None
+        read = session.looking_out(since_s, met)
         tell = partial(session.progress.update, doing, total=pairs)
         into.append(found := Sample(aim=aim))
         ready = sample(arms, session.settings, timed.order, pairs, read, session.workload.variety, tell, found)

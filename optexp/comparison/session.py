@@ -23,8 +23,8 @@ from optexp.config import Experiment, search_path
 from optexp.config.experiment import comparing
 from optexp.errors import RAN_OUT, ConfigError, Distrusted, Failure, NoReference
 from optexp.measurement.environment import describe as describe_environment
-from optexp.measurement.gpu import UNREAD
-from optexp.measurement.neighbours import neighbours
+from optexp.measurement.gpu import UNREAD, Read
+from optexp.measurement.neighbours import looking_out, neighbours
 from optexp.measurement.settings import MeasurementSettings
 from optexp.profiling.beaten import together
 from optexp.records.patch import Patch
@@ -181,6 +181,11 @@ class Session:
         they are paused."""
         gpu = self.machine.gpu
         return neighbours(gpu, self.pool.processes(), since_s, self.quiet.others) if gpu else ([], 0)
+
+    def looking_out(self, since_s: float, met: dict[str, str]) -> Read:
+        """A function that reads the card, if there is one, and adds other programs on it to `met`."""
+        gpu = self.machine.gpu
+        return looking_out(gpu, self.pool.processes(), since_s, met, self.quiet.others) if gpu else lambda: None
 
     def spec(
         self,

@@ -39,7 +39,7 @@ def plan(command_line: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> C
     """The jobs that a command line would run: each one's settings, its step as `step`. Nothing is measured."""
     jobs: Jobs = []
 
-    def run(config: DictConfig, output: Path) -> Result:
+    def run(config: DictConfig, output: Path, **_: Any) -> Result:
         job = resolve(config)
         step = OmegaConf.select(config, "study.step")
         jobs.append({**job.resolved, "step": step})

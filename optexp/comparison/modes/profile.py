@@ -23,7 +23,6 @@ from optexp.comparison.session import Session, alongside
 from optexp.comparison.suggestions import suggestion
 from optexp.comparison.under_load import under_load
 from optexp.errors import ConfigError
-from optexp.measurement.neighbours import looking_out
 from optexp.measurement.watchdogs import cores, foreign, power_cap, recompilation, throttling
 from optexp.profiling.explanation import DISTORTED
 from optexp.profiling.passes import disagreement
@@ -120,8 +119,7 @@ def timed_alone(session: Session, arm: Client[Arm]) -> list[str]:
     """
     refuse_company(session)
     gpu, since_s, met = session.machine.gpu, time.time(), dict[str, str]()
-    sharing = session.pool.processes(), since_s, met, session.quiet.others
-    read = looking_out(gpu, *sharing) if gpu else lambda: None
+    read = session.looking_out(since_s, met)
     doing = "timing it as it is"
     with session.working("measurement", doing):
         tell = partial(session.progress.update, doing, total=session.settings.pairs)
