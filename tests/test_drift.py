@@ -54,6 +54,7 @@ def test_what_is_kept_wrongly_does_not_pass(old: str, new: str, tmp_path: Path) 
     assert result.verdict in (Verdict.NOT_EQUIVALENT, Verdict.UNVERIFIED), result.headline
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_kept_may_drift(tmp_path: Path) -> None:
     """As that of a validation, for early stopping."""
     keeps = "kept[0] = float(nn.functional.cross_entropy(model.eval()(batch[0]), batch[1]))\n        model.train()"
