@@ -138,3 +138,30 @@ def test_a_step_without_an_optimizer_updates_by_hand_or_is_told_what_to_write(tm
     result = verified(tmp_path, str(path.with_suffix("")))
     assert result.verdict is Verdict.ERROR
     assert "the mark names no optimizer, and its step calls none: write optexp.steps(..., optimizer=" in result.headline
+
+
+@pytest.mark.parametrize(
+    ("faulty", "frames"),
+    [
+        ("model = torch.nn.Linear(4)", ["in <module>"]),
+        ("loss = model(x).sum().nope", ["in marked_loop"]),
+    ],
+)
+def test_an_error_shows_the_frames_of_the_script_alone(faulty: str, frames: list[str], tmp_path: Path) -> None:
+    name = faulty.partition(" ")[0]
+    lines = {"model": "model = torch.nn.Linear(4, 2)", "loss": "loss = model(x).sum()"} | {name: faulty}
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"import torch, optexp\n{lines['model']}\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for x in optexp.steps([torch.randn(3, 4)] * 4, model=model, optimizer=optimizer):\n"
+        f"    {lines['loss']}\n    loss.backward()\n    optimizer.step()\n    optimizer.zero_grad()\n"
+    )
+    search_path.register()
+    with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
+        config = compose("config", overrides=[*SETTINGS, "strategy=fusion", *overrides([str(script)])])
+    result = runner.run(config, tmp_path)
+    assert result.verdict is Verdict.ERROR
+    assert result.error is not None
+    told = [line for line in result.error.traceback.splitlines() if line.startswith("  File")]
+    assert [line.rpartition(", ")[2] for line in told if str(script) in line] == frames
+    assert not [line for line in told if "<frozen" in line]

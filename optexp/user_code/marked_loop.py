@@ -1,6 +1,6 @@
 """The body of a marked statement in a script's source, as the source of a function.
 
-    for i, (x, y) in enumerate(optexp.steps(loader, ...)):        def train_step(items):
+    for i, (x, y) in enumerate(optexp.steps(loader, ...)):        def marked_loop(items):
         loss = net(x, y)                                    ->        nonlocal index, total
         total += loss.item()                                          for i, (x, y) in enumerate(items, index):
                                                                           loss = net(x, y) ...
@@ -17,7 +17,7 @@ from typing import Any
 
 from optexp.errors import ConfigError
 
-FUNCTION, ITEMS, INDEX, FACTORY = "train_step", "optexp_items", "optexp_index", "optexp_factory"
+FUNCTION, ITEMS, INDEX, FACTORY = "marked_loop", "optexp_items", "optexp_index", "optexp_factory"
 PROGRESS = ("tqdm", "trange", "track", "progress_bar", "rich_track")  # go over their first argument
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)

@@ -135,7 +135,7 @@ def _keep_theirs(told: traceback.TracebackException | None) -> None:
     """In place; also in the exceptions that led to this one."""
     if told is None:
         return
-    ours = (_PACKAGE, _STRATEGIES, "<frozen importlib")
+    ours = (_PACKAGE, _STRATEGIES, "<frozen")
     last = max((i for i, frame in enumerate(told.stack) if frame.filename.startswith(ours)), default=-1)
     theirs = (i for i, frame in enumerate(told.stack) if not frame.filename.startswith((*ours, *_LIBRARIES)))
     kept = told.stack[next(theirs, last + 1) :]
