@@ -11,6 +11,7 @@ from optexp.equivalence.tensor_math import alike
 from optexp.errors import NoReference
 from optexp.program import Batch, tensors_of
 
+NO_GRADIENT = "a step computes no gradient, and no result depends on its inputs: let it call backward() on its loss"
 LATER = 2  # steps in which what an earlier one remembers has to show: as many are compared after a first one
 
 
@@ -42,6 +43,8 @@ def dead_inputs(fp64: Fp64Reference) -> list[str]:
         for names, other in zip(groups, others, strict=True):
             lives.update(dict.fromkeys(names, _differs(later, _later(fp64, other, first))))
     if not any(lives.values()):
+        if fp64.program.optimizer is not None and not any(name.startswith("grad/") for name in start):
+            raise NoReference(NO_GRADIENT)
         still = f" (the same in every draw: input {', '.join(constant)})" if constant else ""
         raise NoReference(
             f"the result depends on no input that was varied{still}, so that a wrong one could not be told from a"

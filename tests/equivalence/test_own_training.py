@@ -262,3 +262,11 @@ def test_inputs_that_only_later_steps_read_matter(tmp_path):
         fp64.draw(1, 3, ONE_BY_ONE)
         with nullcontext() if read else pytest.raises(NoReference, match="depends on no input"):
             assert dead_inputs(fp64) == []
+
+
+def test_a_step_without_a_backward_pass_is_told_so(tmp_path):
+    text = REPLAY.replace("    loss.backward()\n", "").replace("memory[-1]", "batch")
+    fp64 = Fp64Reference(written(tmp_path, text.replace("    return loss\n", "")), CPU, torch.float32, 0)
+    fp64.draw(1, 3, ONE_BY_ONE)
+    with pytest.raises(NoReference, match=r"computes no gradient.*call backward\(\)"):
+        dead_inputs(fp64)
