@@ -103,7 +103,7 @@ class Maker:
             signature.bind(*self.args, **self.kwargs)
         except TypeError as error:
             takes = signature.replace(return_annotation=inspect.Signature.empty)
-            raise ConfigError(f"{self.key} takes {takes}, and is given something else: {error}") from None
+            raise ConfigError(f"{self.key} takes {takes}: {error}") from None
 
 
 class Copies(Maker):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -11,7 +12,7 @@ UNTOLD = {"globals", "exec", "setattr", "__getattr__", "modules"}  # names that 
 
 
 def missing(file: Path, name: str) -> list[str] | None:
-    """The file's own classes and functions where none of its statements can bind `name`; None where one does, or may.
+    """The file's own classes, aliases and functions where none of its statements can bind `name`; None where one may.
 
     Of installed packages, which may find names at run time, nothing is said.
     """
@@ -38,4 +39,11 @@ def missing(file: Path, name: str) -> list[str] | None:
         return None
     classes = [one.name for one in tree.body if isinstance(one, ast.ClassDef)]
     functions = [one.name for one in tree.body if isinstance(one, ast.FunctionDef)]
-    return [one for one in (*classes, *functions) if not one.startswith("_")]
+    return [one for one in (*classes, *_other_names(tree), *functions) if not one.startswith("_")]
+
+
+def _other_names(tree: ast.Module) -> Iterator[str]:
+    """`Model` of `Model = Net` and of `Model = nets.Net`."""
+    for one in tree.body:
+        if isinstance(one, ast.Assign) and isinstance(one.value, (ast.Name, ast.Attribute)):
+            yield from (target.id for target in one.targets if isinstance(target, ast.Name))

@@ -31,7 +31,8 @@ from optexp.user_code.parts import Parts
 from optexp.user_code.patched import defined_in, user_file
 from optexp.user_code.workload import UserWorkload
 
-NO_INPUTS = "workload=module: give the inputs of target, as in workload.inputs=[{shape:[32,128]}]"
+EXAMPLE = "'workload.inputs=[{shape: [32, 128]}]'"  # quoted: a shell expands braces
+NO_INPUTS = f"workload=module: describe the inputs of workload.target, as in {EXAMPLE}"
 
 
 FACTORY = "get_model"  # makes the model in a file that has no `Names.model`
@@ -154,7 +155,7 @@ class Module(UserWorkload):
         if drawn is None and has["loader"] is None:
             raise ConfigError(
                 f"{self.path} has neither {self.names.inputs}() nor {self.names.loader}(): define one,"
-                " or describe the inputs, as in workload.inputs=[{shape:[32,128]}]"
+                f" or describe the inputs, as in {EXAMPLE}"
             )
         args, kwargs = self._init(has["init_inputs"])
         return Parts(
@@ -168,8 +169,9 @@ class Module(UserWorkload):
 
     def _no_model(self, found: Sequence[str]) -> str:
         """The sentence where the file has no model of the name asked for, but `found`."""
-        example = f"workload.names.model={found[0] if found else 'MyModel'}"
-        others = suggest(self.names.model, found) if found[1:] else ""
+        models = [name for name in found if name not in vars(self.names).values()]
+        example = f"workload.names.model={models[0] if models else 'MyModel'}"
+        others = suggest(self.names.model, models) if models[1:] else ""
         return f"{self.path} has no {self.names.model}: define it, or name another, as in {example}{others}"
 
     def spelled(self) -> Spelled:

@@ -13,6 +13,7 @@ from optexp.user_code.bound_names import missing
     ("text", "found"),
     [
         ("class Other: ...\ndef make(): ...\n_x = 1", ["Other", "make"]),
+        ("from nets import Other\nNett = Other\nsize = 3\ndef make(): ...", ["Nett", "make"]),
         ("if True:\n    from torch.nn import Linear as Net", None),
         ("from torch.nn import *", None),
         ("for Net in (): ...", None),
