@@ -76,6 +76,8 @@ def announce(jobs: Sequence[Job], done: int, workers: int, load: MachineLoad) ->
     """Say on stderr before the first job how many there are and how long they take; arguments as those of `show`."""
     found = costs(jobs, list(history(Path.cwd(), FEW)), False)
     if not found:
+        if done:
+            print(f"optexp: {_nothing(done)}", file=sys.stderr)
         return
     slower_s = len(found) / workers * BESIDE_S * (load.slowdown - 1)
     wall, basis = rough(_wall_s(found, workers) + slower_s), Counter(cost.basis for cost in found)
@@ -85,10 +87,17 @@ def announce(jobs: Sequence[Job], done: int, workers: int, load: MachineLoad) ->
 
 
 def summary(found: Sequence[Cost], done: int, workers: int) -> str:
-    """The sum in one sentence: jobs, wall time, GPU-hours."""
+    """The sum in one sentence: jobs, wall time, GPU-hours if there are any."""
+    if not found:
+        return _nothing(done)
     hours = sum(cost.seconds for cost in found if cost.on_gpu) / 3600
-    text = f"{_count(found, workers)}: about {rough(_wall_s(found, workers))} and {hours:.2g} GPU-hours"
+    text = f"{_count(found, workers)}: about {rough(_wall_s(found, workers))}"
+    text += f" and {hours:.2g} GPU-hours" if hours else ""
     return text + (f"; {done} more are done already" if done else "")
+
+
+def _nothing(done: int) -> str:
+    return f"no job to run: {done} {'is' if done == 1 else 'are'} done already"
 
 
 def _count(found: Sequence[Cost], workers: int) -> str:

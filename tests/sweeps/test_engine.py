@@ -260,4 +260,4 @@ def test_equal_jobs_run_once(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert list(resumed.starts.values()) == [1]
     shown = capsys.readouterr().err
     assert "optexp: 2 jobs are the same as others: run once" in shown
-    assert "3 jobs are done already, 1 are left" in shown
+    assert "optexp: done already: 3; left: 1" in shown

@@ -54,7 +54,8 @@ def test_the_sum_counts_wall_time_and_gpu_hours(tmp_path: Path) -> None:
     found = [Cost(job, "gelu", 1800.0, "", on_gpu) for on_gpu in (True, True, False)]
     assert plan.summary(found, 0, 1) == "3 jobs: about 90 min and 1 GPU-hours"
     assert plan.summary(found, 2, 8) == "3 jobs, 8 side by side: about 30 min and 1 GPU-hours; 2 more are done already"
-    assert plan.summary([], 3, 1) == "0 jobs: about 10 s and 0 GPU-hours; 3 more are done already"
+    assert plan.summary(found[2:], 0, 1) == "1 job: about 30 min"
+    assert plan.summary([], 3, 1) == "no job to run: 3 are done already"
 
 
 def test_a_sweep_says_before_its_first_job_how_long_it_takes(

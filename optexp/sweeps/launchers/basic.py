@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from optexp.config.sweep_settings import SweepSettings
@@ -20,5 +21,6 @@ class Basic(Engine):
         super().check(job_overrides)
 
     def run_all(self, jobs: Sequence[Job]) -> None:
-        for each in jobs:
+        for index, each in enumerate(jobs, 1):
+            print(f"[{index}/{len(jobs)}] {each.label}", file=sys.stderr, flush=True)
             job.run(each, self.context)

@@ -93,7 +93,7 @@ class Engine(Launcher):
 
             plan.announce(jobs, len(taken_over), self.workers(), MachineLoad.now())
         elif taken_over:
-            print(f"optexp: {len(taken_over)} jobs are done already, {len(jobs)} are left", file=sys.stderr)
+            print(f"optexp: done already: {len(taken_over)}; left: {len(jobs)}", file=sys.stderr)
         self._run(jobs, settings.attempts)
         return []
 
