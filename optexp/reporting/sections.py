@@ -85,7 +85,8 @@ class Figures:
 def figures(page: Page) -> Figures | None:
     rows, cost = summary.rows(page.result, details=True) if page.has_figures else [], summary.cost(page.result)
     shown = [row for row in rows if not (cost and row.name == "set-up")]  # which the line of the cost says, too
-    return Figures(shown, page.measured, cost) if rows else None
+    compared = page.measured and any(row.candidate for row in shown)  # a search that kept nothing has the baseline's
+    return Figures(shown, compared, cost) if rows else None
 
 
 @section
