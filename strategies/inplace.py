@@ -99,7 +99,8 @@ class Inplace(Strategy):
         if not count:
             return Evidence(False, kept or "the model has no element-wise operation to do in place")
         operations = ", ".join(f"{times} {name}" for name, times in notes["operations"].items())
-        return Evidence(True, f"{count} operations in place ({operations})" + (f"; {kept}" if kept else ""))
+        done = f"{count} operation{'s' * (count > 1)} in place ({operations})"
+        return Evidence(True, f"{done}; {kept}" if kept else done)
 
     def recipe(self, notes: Notes) -> str:
         if notes["code"] is None:

@@ -153,7 +153,7 @@ def nothing_kept(facts: Facts) -> Decision | None:
     count = f"{len(found.tried)} change{'' if len(found.tried) == 1 else 's'} tried"
     if any(verdict.measured for verdict in found.tried):
         if found.open:
-            return Decision(Verdict.INCONCLUSIVE, f"the search kept nothing: {count}, not all of it decided")
+            return Decision(Verdict.INCONCLUSIVE, f"the search kept nothing: {count}, not all of them decided")
         return Decision(Verdict.SAME, f"the search kept nothing: {count}, and nothing gained")
     refused = (
         v for v in (Verdict.INVALID, Verdict.ERROR, Verdict.UNVERIFIED, Verdict.NOT_EQUIVALENT) if v in found.tried
