@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from optexp.reporting import summary
-from optexp.reporting.titles import flatten
+from optexp.reporting.titles import as_typed, flatten
 from optexp.result import Result, Verdict
 from optexp.support.units import at_least, low_to_high, ratio
 
@@ -40,7 +40,7 @@ def case(result: Result) -> str:
     """The workload with the keys that tell it from others, `mlp dim=512`: speedups of one case are compared."""
     flat = flatten(result.config)
     keys = (key for key in result.compared if key in flat)
-    settings = (f"{key.removeprefix('workload.')}={_as_typed(flat[key])}" for key in keys)
+    settings = (f"{key.removeprefix('workload.')}={as_typed(flat[key])}" for key in keys)
     return " ".join([result.workload, *settings])[:NAME_LIMIT]
 
 
@@ -50,17 +50,12 @@ def params(result: Result) -> dict[str, str]:
     found = {key: flat[key] for key in COMPARED if key in flat}
     found |= {"workload": result.workload, "strategy": result.label, "device": result.device}
     found |= {key: flat[key] for key in result.compared if key in flat}
-    return {_as_name(key): _as_typed(value)[:VALUE_LIMIT] for key, value in found.items()}
+    return {_as_name(key): as_typed(value)[:VALUE_LIMIT] for key, value in found.items()}
 
 
 def _as_name(key: str) -> str:
     """A name that MLflow accepts: a key of a user's mapping may be any text, as in strategy.replace.names.*.weight."""
     return re.sub(r"[^\w.\-:/ ]", "_", key)[:NAME_LIMIT]
-
-
-def _as_typed(value: object) -> str:
-    """A value as it is written on the command line."""
-    return str(value).lower().replace("none", "null") if value is None or isinstance(value, bool) else str(value)
 
 
 def metrics(result: Result) -> dict[str, float]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from optexp.result import Result
+from optexp.schema import shown
 
 
 def titles(results: Sequence[Result]) -> list[str]:
@@ -24,8 +25,16 @@ def titles(results: Sequence[Result]) -> list[str]:
             if not key.startswith(("strategy", "baseline.", "measurement."))
             and len({str(other[key]) for other in alike if key in other}) > 1
         ]
-        names.append(" ".join([result.workload, *(f"{_short(key, varying)}={config[key]}" for key in varying)]))
+        settings = (f"{_short(key, varying)}={as_typed(config[key])}" for key in varying)
+        names.append(" ".join([result.workload, *settings]))
     return names
+
+
+def as_typed(value: Any) -> str:
+    """A value as the command line has it: `[{B: 16}]`, `null`."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {as_typed(one)}" for key, one in value.items()) + "}"
+    return f"[{', '.join(map(as_typed, value))}]" if isinstance(value, (list, tuple)) else shown(value)
 
 
 def _short(key: str, beside: Sequence[str]) -> str:

@@ -230,6 +230,8 @@ def test_jobs_of_a_sweep_are_told_apart_by_what_differs() -> None:
     other = replace(first, workload="gelu", config={"workload": "gelu", "workload.size": 1024})
     lost = replace(first, config={}, fingerprint="")
     assert titles([first, second, other, lost]) == ["mlp dim=256", "mlp dim=512", "gelu", "mlp"]
+    shapes = [replace(first, config={"workload": "mlp", "workload.shapes": [{"B": size}]}) for size in (16, None)]
+    assert titles(shapes) == ["mlp shapes=[{B: 16}]", "mlp shapes=[{B: null}]"]
 
 
 @pytest.mark.parametrize(
