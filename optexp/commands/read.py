@@ -100,7 +100,7 @@ def main(arguments: Sequence[str]) -> int:
         first = reading(asked.traces[0], asked.step)
         found = [first, *(reading(path, asked.step, first.trace) for path in asked.traces[1:])]
     except ConfigError as mistake:
-        print(mistake, file=sys.stderr)
+        print(f"optexp.read: {mistake}", file=sys.stderr)
         return 2
     changed, why = compared(first, found[1]) if len(found) == 2 else (None, [])
     console = Console(width=None if sys.stdout.isatty() else terminal.PIPE_WIDTH)

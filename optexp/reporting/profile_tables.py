@@ -106,7 +106,7 @@ def bottlenecks(found: Sequence[Bottleneck]) -> Table:
     table = frameless("bottleneck", "share>", "why", "try")
     for bottleneck in found:
         share, why = units.share(bottleneck.share), Text(bottleneck.why)
-        table.add_row(bottleneck.label, share, why, ", ".join(bottleneck.try_))
+        table.add_row(bottleneck.label.replace("_", " "), share, why, ", ".join(bottleneck.try_))
     return table
 
 

@@ -76,7 +76,7 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> Decisi
         result.notes.append(apart)
     if not disturbed:  # else nothing follows from the shares
         result.profile.suggestion = suggestion(causes, members(session.baseline), settings=session.workload.remedies)
-    reason = f"{causes[0].label} ({causes[0].why})" if causes else "no single bottleneck"
+    reason = f"{causes[0].label.replace('_', ' ')} ({causes[0].why})" if causes else "no single bottleneck"
     if region := session.experiment.profile.region:
         reason = f"of the region {region}: {reason}"
     return Decision(Verdict.PROFILED, f"{reason}; not to be relied on: {disturbed[0]}" if disturbed else reason)
