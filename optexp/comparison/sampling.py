@@ -22,6 +22,7 @@ from optexp.workers.client import Client
 
 QUEUES = 12  # fewest steps of a block, in lengths of the loader's queue: ten are left after jitter
 LOOKS_AGAIN, AGAIN_S = 4, 0.3  # repetitions, and seconds of each, of timing single steps where an arm computes ahead
+ATTEMPTS = 5  # at a block in which the arm is not stopped: a person may stop a job once
 TRIALS = 2  # blocks by which the length of blocks is planned: another program may disturb one
 LONGEST_S = 5.0  # longest block that is lengthened so that both arms meet the same batches
 REST_S = 0.25  # longest wait for an arm's threads to rest: those of some libraries spin for 0.2 s
@@ -48,6 +49,19 @@ class Ready:
         return max(1, round(self.steps / self.turn * swing)) * self.turn
 
     def block(self, steps: int, cold: bool = False, anywhere: bool = False, first: int = 0) -> Timing:
+        """A block of this arm; another one where the arm was stopped meanwhile.
+
+        Raises:
+            Failure: no time can be believed.
+        """
+        for _ in range(ATTEMPTS):
+            timing = self._block(steps, cold, anywhere, first)
+            if not timing.paused:
+                return timing
+        text = "another process stops and resumes it (SIGSTOP, SIGCONT) while it is timed"
+        raise Failure(UNTIMED, text, worker=self.arm.name)
+
+    def _block(self, steps: int, cold: bool, anywhere: bool, first: int) -> Timing:
         pid = self.arm.pid
         helped = helped_s(pid) if pid else 0.0
         begin, before = now(), account(pid) if pid else None

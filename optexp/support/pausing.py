@@ -1,4 +1,7 @@
-"""Pause a process with all its descendants: a paused process neither computes nor launches work on a GPU."""
+"""Pause a process with all its descendants: a paused process neither computes nor launches work on a GPU.
+
+A process that counts its pauses knows which of its times hold one.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,25 @@ def resume(pid: int) -> None:
 def is_paused(pid: int) -> bool:
     """Whether a process is stopped."""
     return _state(pid) == STOPPED
+
+
+_count = 0
+
+
+def count_pauses() -> None:
+    """Count pauses of this process from here on; its main thread calls this, and counts them between its calls."""
+    signal.signal(signal.SIGCONT, _counted)
+    signal.siginterrupt(signal.SIGCONT, False)
+
+
+def pauses() -> int:
+    """How often this process was paused and resumed; 0 where it does not count."""
+    return _count
+
+
+def _counted(number: int, frame: object) -> None:
+    global _count
+    _count += 1
 
 
 def _signal(pids: list[int] | tuple[int, ...], number: signal.Signals) -> None:
