@@ -23,6 +23,36 @@ while True:
 """
 
 
+USES = """
+import sys, time
+from optexp.support import pausing
+pausing.count_pauses()
+used = pausing.Used()
+print("ready", flush=True)
+sys.stdin.readline()
+print(pausing.pauses(), used.seconds(), flush=True)
+time.sleep(0.2)
+print(used.seconds(), flush=True)
+"""
+
+
+def test_a_pause_is_counted_and_its_time_is_not() -> None:
+    process = subprocess.Popen([sys.executable, "-c", USES], stdin=-1, stdout=-1, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdout.readline()
+    pause(process.pid)
+    time.sleep(0.5)
+    resume(process.pid)
+    process.stdin.write("\n")
+    process.stdin.flush()
+    count, used = process.stdout.readline().split()
+    assert count == "1"
+    assert float(used) < 0.2
+    assert float(process.stdout.readline()) >= 0.2
+    process.wait()
+
+
 def written(folder: Path) -> list[str]:
     return [(folder / name).read_text() for name in ("parent", "child")]
 

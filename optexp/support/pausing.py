@@ -9,6 +9,7 @@ import os
 import signal
 from contextlib import suppress
 from pathlib import Path
+from time import perf_counter
 
 from optexp.support.descent import descendants
 
@@ -47,6 +48,21 @@ def count_pauses() -> None:
 def pauses() -> int:
     """How often this process was paused and resumed; 0 where it does not count."""
     return _count
+
+
+class Used:
+    """Seconds of this process from now on. What passes between two looks does not count where it was paused meanwhile:
+    a check that ends after a time must not become weaker by that."""
+
+    def __init__(self) -> None:
+        self._s, self._at, self._pauses = 0.0, perf_counter(), _count
+
+    def seconds(self) -> float:
+        at = perf_counter()
+        if _count == self._pauses:
+            self._s += at - self._at
+        self._at, self._pauses = at, _count
+        return self._s
 
 
 def _counted(number: int, frame: object) -> None:
