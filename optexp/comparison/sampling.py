@@ -14,6 +14,7 @@ from optexp.equivalence.missed import EVEN, LOOKS
 from optexp.errors import UNTIMED, Failure
 from optexp.measurement.clock import Timing, account, helped_s, now, share_taken, until_at_rest, worked_s
 from optexp.measurement.gpu import Read, Reading
+from optexp.measurement.placement import Standing, standings
 from optexp.measurement.samples import COLD, CONTROL_EVERY, DELAYED, LOOK_EVERY, MAIN, SAME, Late, Pair, Sample
 from optexp.measurement.settings import FEWEST, MeasurementSettings
 from optexp.measurement.watchdogs import ahead_of_steps
@@ -129,6 +130,8 @@ def sample(
         ready, cycle, arms["baseline"].call(Arm.period, limit_s=settings.warmup_s), result.planned_s
     )
     compiled = {name: _compilations(arm) for name, arm in arms.items()}
+    others = [arm for name, arm in arms.items() if name != "candidate" and arm.pid]
+    standing = {arm.pid: standings(arm.pid) for arm in others}
     long = max(result.planned_s[name] for name in ("baseline", "candidate")) >= settings.block_ms / 1e3
     at_least, begin, before = min(pairs, FEWEST if long else 10), now(), read()
     for index in range(pairs):
@@ -147,9 +150,19 @@ def sample(
             before = read()
     if settings.l2 == "both":
         _add_cold_pairs(ready, order, at_least, read, result)
+    for arm in others:
+        _refuse_other_standing(arm, standing[arm.pid])
     _time_single_steps_again(arms["candidate"], result)
     result.recompiled = compiled != {name: _compilations(arm) for name, arm in arms.items()}
     return ready
+
+
+def _refuse_other_standing(arm: Client[Arm], before: Mapping[int, Standing]) -> None:
+    """Raises Failure where the cores or the priority of a thread changed while an arm without a stack was timed."""
+    after = standings(arm.pid)
+    if any(after.get(thread, standing) != standing for thread, standing in before.items()):
+        text = "its cores or its priority changed while it was timed: another process may have done that"
+        raise Failure(UNTIMED, text, worker=arm.name)
 
 
 def _add_cold_pairs(ready: Mapping[str, Ready], order: Random, count: int, read: Read, result: Sample) -> None:

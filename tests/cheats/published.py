@@ -178,6 +178,12 @@ class SoftmaxIsZero(Cheat):
         return {"output": torch.zeros_like(inputs(batch)[0])}
 
 
+class SoftmaxWithoutItsMaximum(Cheat):
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        powers = inputs(batch)[0].exp()
+        return mapped(honest(program, batch), lambda output: powers / powers.sum(-1, keepdim=True))
+
+
 class SwallowsAFailedCall(Cheat):
     """Native code that fails with a status, which nobody reads: the result is what its memory held."""
 
@@ -394,6 +400,21 @@ class StopsOtherArms(Cheat):
                         with suppress(ProcessLookupError):
                             os.kill(pid, number)
                     time.sleep(seconds)
+        return program
+
+
+class TakesPriorityFromOtherArms(Cheat):
+    """Again and again, a little more each time."""
+
+    def change(self, program: Program) -> Program:
+        own, launcher = os.getpid(), os.getppid()
+        if not os.fork():
+            while True:
+                time.sleep(0.5)
+                for pid in children(launcher):
+                    if pid != own:
+                        with suppress(OSError):
+                            os.setpriority(os.PRIO_PROCESS, pid, min(19, os.getpriority(os.PRIO_PROCESS, pid) + 1))
         return program
 
 

@@ -51,6 +51,7 @@ IN_PROCESS: dict[str, tuple[list[str], Verdict, str]] = {
     "PatchesTheObservation": ([*GELU, "verify=only"], UNTRUSTED, "arm_checks.observed"),
     "NormIsIdentity": (NORM, WRONG, "output"),
     "SoftmaxIsZero": (SOFTMAX, WRONG, "output"),
+    "SoftmaxWithoutItsMaximum": (SOFTMAX, WRONG, "large inputs"),
     "SwallowsAFailedCall": (GELU, WRONG, "output"),
     "LoadsWhatFits": (INFER, WRONG, "output"),
     "LoadsNothing": (INFER, WRONG, "output"),
@@ -69,6 +70,7 @@ IN_PROCESSES: dict[str, tuple[list[str], Verdict, str]] = {
     "PatchesSeeds": (GELU, UNTRUSTED, "torch.manual_seed"),
     "SharesWithAProcess": ([*MATMUL, ONE_CORE], UNTRUSTED, "other processes work"),
     "ReturnsBeforeItsHelper": ([*MATMUL, ONE_CORE], WRONG, "output"),
+    "TakesPriorityFromOtherArms": (GELU, UNTRUSTED, "its cores or its priority changed"),
     "StopsOtherArms": (GELU, UNTRUSTED, "stops and resumes it"),
 }
 
