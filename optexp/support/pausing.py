@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
@@ -18,17 +19,30 @@ ROUNDS = 100  # of looking for descendants that were started meanwhile
 
 
 def pause(pid: int) -> None:
-    """Stop a process and all its descendants; those that were started meanwhile are stopped, too."""
+    """Stop a process and all its descendants; those that were started meanwhile are stopped, too.
+
+    One that ended during a look may have started another that this look did not find.
+    """
+    before = set[int]()
     for _ in range(ROUNDS):
-        running = [each for each in (pid, *descendants(pid)) if _state(each) not in (STOPPED, "Z", "")]
-        if not running:
+        found = {pid, *descendants(pid)}
+        running = [each for each in found if _state(each) not in (STOPPED, "Z", "")]
+        if not running and found == before:
             return
         _signal(running, signal.SIGSTOP)
+        before = found
 
 
 def resume(pid: int) -> None:
     """Let a paused process and all its descendants go on."""
     _signal((pid, *descendants(pid)), signal.SIGCONT)
+
+
+def end(pid: int) -> None:
+    """Kill a process and all its descendants. They are paused first: one that starts another and ends, again and again,
+    would be gone before it is killed, and outlive all others."""
+    pause(pid)
+    _signal((*descendants(pid), pid), signal.SIGKILL)
 
 
 def is_paused(pid: int) -> bool:
@@ -70,7 +84,7 @@ def _counted(number: int, frame: object) -> None:
     _count += 1
 
 
-def _signal(pids: list[int] | tuple[int, ...], number: signal.Signals) -> None:
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
