@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from optexp.support.descent import descendants
-from optexp.support.pausing import is_paused, pause, resume
+from optexp.support.pausing import end, is_paused, pause, resume
 
 COUNTS = """
 import os, sys, time
@@ -21,6 +21,65 @@ while True:
     place.write_text(str(time.monotonic()))
     time.sleep(0.005)
 """
+
+
+CHAIN = """
+import os, sys, time
+from optexp.support.descent import adopt_orphans
+adopt_orphans()
+if not os.fork():
+    os.setsid()
+    limit = time.monotonic() + 20
+    while time.monotonic() < limit:
+        if os.fork():
+            os._exit(0)
+        with open(sys.argv[1], "w") as place:
+            place.write(str(os.getpid()))
+while True:
+    time.sleep(1)
+"""
+
+
+def test_a_process_that_starts_another_and_ends_does_not_outlive_all_others(tmp_path: Path) -> None:
+    place = tmp_path / "last"
+    process = subprocess.Popen([sys.executable, "-c", CHAIN, place])
+    while not place.exists():
+        time.sleep(0.01)
+    end(process.pid)
+    process.wait()
+    last = place.read_text()
+    time.sleep(0.2)
+    assert place.read_text() == last
+
+
+USES = """
+import sys, time
+from optexp.support import pausing
+pausing.count_pauses()
+used = pausing.Used()
+print("ready", flush=True)
+sys.stdin.readline()
+print(pausing.pauses(), used.seconds(), flush=True)
+time.sleep(0.2)
+print(used.seconds(), flush=True)
+"""
+
+
+def test_a_pause_is_counted_and_its_time_is_not() -> None:
+    process = subprocess.Popen([sys.executable, "-c", USES], stdin=-1, stdout=-1, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdout.readline()
+    pause(process.pid)
+    time.sleep(0.5)
+    resume(process.pid)
+    process.stdin.write("\n")
+    process.stdin.flush()
+    count, used = process.stdout.readline().split()
+    assert count == "1"
+    assert float(used) < 0.2
+    assert float(process.stdout.readline()) >= 0.2
+    process.wait()
 
 
 def written(folder: Path) -> list[str]:
@@ -41,9 +100,9 @@ def test_a_process_and_what_it_started_stand_still(tmp_path: Path) -> None:
         time.sleep(0.1)
         assert written(tmp_path) == before
         resume(process.pid)
-        end = time.monotonic() + 10
+        limit = time.monotonic() + 10
         while any(now == then for now, then in zip(written(tmp_path), before, strict=True)):
-            assert time.monotonic() < end
+            assert time.monotonic() < limit
             time.sleep(0.01)
     finally:
         for pid in (*descendants(process.pid), process.pid):

@@ -14,6 +14,7 @@ from optexp.equivalence.missed import EVEN, LOOKS
 from optexp.errors import UNTIMED, Failure
 from optexp.measurement.clock import Timing, account, helped_s, now, share_taken, until_at_rest, worked_s
 from optexp.measurement.gpu import Read, Reading
+from optexp.measurement.placement import Standing, standings
 from optexp.measurement.samples import COLD, CONTROL_EVERY, DELAYED, LOOK_EVERY, MAIN, SAME, Late, Pair, Sample
 from optexp.measurement.settings import FEWEST, MeasurementSettings
 from optexp.measurement.watchdogs import ahead_of_steps
@@ -22,6 +23,7 @@ from optexp.workers.client import Client
 
 QUEUES = 12  # fewest steps of a block, in lengths of the loader's queue: ten are left after jitter
 LOOKS_AGAIN, AGAIN_S = 4, 0.3  # repetitions, and seconds of each, of timing single steps where an arm computes ahead
+ATTEMPTS = 5  # at a block in which the arm is not stopped: a person may stop a job once
 TRIALS = 2  # blocks by which the length of blocks is planned: another program may disturb one
 LONGEST_S = 5.0  # longest block that is lengthened so that both arms meet the same batches
 REST_S = 0.25  # longest wait for an arm's threads to rest: those of some libraries spin for 0.2 s
@@ -48,6 +50,19 @@ class Ready:
         return max(1, round(self.steps / self.turn * swing)) * self.turn
 
     def block(self, steps: int, cold: bool = False, anywhere: bool = False, first: int = 0) -> Timing:
+        """A block of this arm; another one where the arm was stopped meanwhile.
+
+        Raises:
+            Failure: no time can be believed.
+        """
+        for _ in range(ATTEMPTS):
+            timing = self._block(steps, cold, anywhere, first)
+            if not timing.paused:
+                return timing
+        text = "another process stops and resumes it (SIGSTOP, SIGCONT) while it is timed"
+        raise Failure(UNTIMED, text, worker=self.arm.name)
+
+    def _block(self, steps: int, cold: bool, anywhere: bool, first: int) -> Timing:
         pid = self.arm.pid
         helped = helped_s(pid) if pid else 0.0
         begin, before = now(), account(pid) if pid else None
@@ -115,6 +130,8 @@ def sample(
         ready, cycle, arms["baseline"].call(Arm.period, limit_s=settings.warmup_s), result.planned_s
     )
     compiled = {name: _compilations(arm) for name, arm in arms.items()}
+    others = [arm for name, arm in arms.items() if name != "candidate" and arm.pid]
+    standing = {arm.pid: standings(arm.pid) for arm in others}
     long = max(result.planned_s[name] for name in ("baseline", "candidate")) >= settings.block_ms / 1e3
     at_least, begin, before = min(pairs, FEWEST if long else 10), now(), read()
     for index in range(pairs):
@@ -133,9 +150,19 @@ def sample(
             before = read()
     if settings.l2 == "both":
         _add_cold_pairs(ready, order, at_least, read, result)
+    for arm in others:
+        _refuse_other_standing(arm, standing[arm.pid])
     _time_single_steps_again(arms["candidate"], result)
     result.recompiled = compiled != {name: _compilations(arm) for name, arm in arms.items()}
     return ready
+
+
+def _refuse_other_standing(arm: Client[Arm], before: Mapping[int, Standing]) -> None:
+    """Raises Failure where the cores or the priority of a thread changed while an arm without a stack was timed."""
+    after = standings(arm.pid)
+    if any(after.get(thread, standing) != standing for thread, standing in before.items()):
+        text = "its cores or its priority changed while it was timed: another process may have done that"
+        raise Failure(UNTIMED, text, worker=arm.name)
 
 
 def _add_cold_pairs(ready: Mapping[str, Ready], order: Random, count: int, read: Read, result: Sample) -> None:

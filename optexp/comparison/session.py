@@ -37,6 +37,8 @@ from optexp.strategy import REASSOCIATES, Composed, Contract, Strategy
 from optexp.support.draws import Draws
 from optexp.support.memory_plan import PLANS, thriftier
 from optexp.support.stopwatch import Stopwatch
+from optexp.user_code.named_files import named
+from optexp.user_code.texts import digest
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 from optexp.workers.messages import SetUp, WorkloadInfo
@@ -90,6 +92,7 @@ class Session:
         self.settings = e.measurement
         self.draws = Draws.of(e.replay)
         self.files = Files.now()
+        self.texts = {str(file.resolve()): digest(file.read_bytes()) for file in named(self._config())}
         self.stack, self.baseline = Composed(e.strategies), Composed(e.baseline)
         self.result = Result(
             verdict=Verdict.ERROR,
@@ -297,7 +300,7 @@ class Session:
         """Compare each arm's own name and stack with those that the session gave it.
 
         Raises:
-            Distrusted: An arm stands in another's place, or runs another version's code.
+            Distrusted: An arm stands in another's place, or runs another version's code, or another text of a file.
         """
         stacks: dict[str, Sequence[Strategy]] = {
             "bare": (),
@@ -311,6 +314,11 @@ class Session:
                 built = f"{said.name} ({'+'.join(said.strategies) or 'no strategy'})"
                 raise Distrusted(f"arms were swapped: the {name} says that it is the {built}")
             self.pool.check_home(name, arm)
+            if not self.isolated:  # this process keeps what it has imported for all comparisons
+                continue
+            changed = [path for path, text in said.texts.items() if self.texts.setdefault(path, text) != text]
+            if changed:
+                raise Distrusted(f"{', '.join(changed[:3])} changed while optexp ran: not all arms ran the same text")
 
     def refuse_edits(self) -> None:
         """Check the files that decide a verdict.

@@ -32,8 +32,10 @@ class SharedCard:
         self.address, self.pids = f"optexp-card-{secrets.token_hex()}", set[int]()
         self._holder: int | None = None
         self._lock = Lock()  # is held while somebody times, and while a worker starts
+        self._closed = False
+        self._clocks = Lock()
         self._paused_s: dict[int, float] = {}
-        self._since, self._closed = 0.0, False
+        self._still: dict[int, float] = {}  # since when a worker has waited or been paused
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(f"\0{self.address}")
         self._socket.listen()
@@ -41,7 +43,17 @@ class SharedCard:
 
     def clock(self, pid: int) -> float:
         """Seconds of a clock that stands still while a worker is paused, or waits for others."""
-        return time.monotonic() - self._paused_s.get(pid, 0.0)
+        with self._clocks:
+            return self._still.get(pid, time.monotonic()) - self._paused_s.get(pid, 0.0)
+
+    def _stands(self, pid: int) -> None:
+        with self._clocks:
+            self._still.setdefault(pid, time.monotonic())
+
+    def _goes_on(self, pid: int) -> None:
+        with self._clocks:
+            now = time.monotonic()
+            self._paused_s[pid] = self._paused_s.get(pid, 0.0) + now - self._still.pop(pid, now)
 
     @contextmanager
     def starting(self) -> Iterator[None]:
@@ -77,21 +89,23 @@ class SharedCard:
 
     def _begin(self, pid: int) -> bool:
         """Whether this worker has the card to itself now; False where nobody is heard any more."""
-        asked = time.monotonic()
+        self._stands(pid)
         while not self._lock.acquire(timeout=POLL_S):
             if self._closed:
                 return False
-        self._holder, self._since = pid, time.monotonic()
-        self._paused_s[pid] = self._paused_s.get(pid, 0.0) + self._since - asked
+            self._stands(pid)  # the one before has let all go on
+        self._holder = pid
+        self._goes_on(pid)
         for other in self.pids - {pid}:
+            self._stands(other)
             pause(other)
         return True
 
     def _end(self, pid: int) -> None:
         if self._holder == pid:
             for other in self.pids - {pid}:
-                self._paused_s[other] = self._paused_s.get(other, 0.0) + time.monotonic() - self._since
                 resume(other)
+                self._goes_on(other)
             self._holder = None
             self._lock.release()
 

@@ -15,6 +15,7 @@ from optexp.program import Batch, map_batch, tensors_of
 from optexp.records.verification import NORMAL as NORMAL
 from optexp.support import sparse
 
+LARGE = "large"
 NONCONTIGUOUS = "noncontiguous"  # the same values, laid out with gaps; made in the arms, since a transfer has no gaps
 EXCHANGES = 8  # batches that this is done with: each is kept by every arm
 ONE_BY_ONE = "one by one"  # a batch, then the same with one input after the other exchanged: does the result follow?

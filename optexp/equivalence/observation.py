@@ -45,10 +45,10 @@ from optexp.equivalence.poison import hold, poison, scribble
 from optexp.equivalence.process_state import unlike
 from optexp.equivalence.reassociation import Reassociated
 from optexp.equivalence.tensor_math import alike, identical
-from optexp.measurement import clock
 from optexp.program import Batch, Outputs, Packed, Program, Remembered, Snapshot, gradients, tensors_of
 from optexp.python_state.records import Table
 from optexp.support import sparse
+from optexp.support.pausing import Used
 from optexp.support.reading import read, read_all
 
 Observation = dict[str, Tensor]
@@ -232,9 +232,9 @@ def carried(state: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> Obser
 def overwritten(program: Program, first: Batch, second: Batch) -> list[str]:
     """The outputs of a step that one of the next `OUTLIVED` steps writes over: rings of buffers have few of them."""
     outputs = read_all(program.step(program, program.feed.bring(first)))
-    kept, end, (least, most) = compact(outputs, copy=True), clock.now() + OUTLIVED_S, OUTLIVED
+    kept, used, (least, most) = compact(outputs, copy=True), Used(), OUTLIVED
     for step in range(most):
-        if step >= least and clock.now() > end:
+        if step >= least and used.seconds() > OUTLIVED_S:
             break
         program.step(program, program.feed.bring(second))
     left = compact(outputs)

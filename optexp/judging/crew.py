@@ -28,6 +28,7 @@ from optexp.errors import RAN_OUT
 from optexp.judging.job import READY, Job, Request, Settings
 from optexp.judging.line import Line, decoded, failed
 from optexp.records.verdict import Verdict
+from optexp.support.pausing import end
 
 MODULE = "optexp.judging.worker"
 TAIL = 2000  # bytes at the end of a dead worker's log that are read for its last line
@@ -94,8 +95,7 @@ class Worker:
     def close(self) -> None:
         """End the process; its arms end with it."""
         if self.process is not None and self.process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+            end(self.process.pid)
             self.process.wait()
         if self.card and self.process:
             self.card.pids.discard(self.process.pid)

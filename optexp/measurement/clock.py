@@ -57,6 +57,7 @@ class Timing:
     aside_s:  seconds that the caller waited for the block beyond its steps, by the caller's clock
     queued:   share of the block for which the arm had no core (`share_taken`); None where the system has no such figure
     helped_s: CPU seconds per step of processes that the arm has started
+    paused:   how often the arm was stopped by a signal meanwhile
     """
 
     steps: int
@@ -68,6 +69,7 @@ class Timing:
     aside_s: float = 0.0
     queued: float | None = None
     helped_s: float = 0.0
+    paused: int = 0
 
     @property
     def step_s(self) -> float:

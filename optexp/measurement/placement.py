@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -140,3 +141,23 @@ def keep_off(cores: Sequence[int]) -> Iterator[None]:
     finally:
         if others:
             bind_process(sorted(before))
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the kernel is told about a thread: its cores, its policy and its priority."""
+
+    cores: frozenset[int]
+    policy: int
+    niceness: int
+
+
+def standings(pid: int) -> dict[int, Standing]:
+    """Of a process's threads, by id; empty where it has ended or the system does not tell."""
+    found = {}
+    with suppress(OSError):
+        for task in map(int, os.listdir(f"/proc/{pid}/task")):
+            with suppress(OSError):  # a thread may end
+                cores, policy = frozenset(os.sched_getaffinity(task)), os.sched_getscheduler(task)
+                found[task] = Standing(cores, policy, os.getpriority(os.PRIO_PROCESS, task))
+    return found

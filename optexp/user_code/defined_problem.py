@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from optexp.errors import ConfigError, NotCovered, Unsupported
 from optexp.program import Batch
+from optexp.user_code import texts
 from optexp.user_code.adapters import maker
 from optexp.user_code.definitions import ENTRY, BuildSpec, CaseSpec, CompileOptions, Definition, shape, sizes
 from optexp.user_code.given_inputs import USUAL, GivenInputs, torch_dtype
@@ -183,11 +184,17 @@ def _named(module: ModuleType, spec: BuildSpec) -> Callable[..., Any]:
 
 
 def read_definition(folder: Path) -> Definition:
-    return msgspec.json.decode((folder / DEFINITION).read_bytes(), type=Definition)
+    return msgspec.json.decode(_noted(folder / DEFINITION), type=Definition)
 
 
 def read_case(folder: Path) -> CaseSpec:
-    return msgspec.json.decode((folder / CASE).read_bytes(), type=CaseSpec)
+    return msgspec.json.decode(_noted(folder / CASE), type=CaseSpec)
+
+
+def _noted(path: Path) -> bytes:
+    text = path.read_bytes()
+    texts.note(path, text)
+    return text
 
 
 def precision(definition: Definition) -> str:

@@ -21,6 +21,7 @@ from types import CodeType, FunctionType, ModuleType
 from optexp.errors import ConfigError, first_line
 from optexp.support.random_state import seed_all
 from optexp.user_code.once_only import several_times
+from optexp.user_code.texts import from_source
 
 SEED = 0  # of random numbers that a file draws while it runs: the same in every process, after whatever ran before
 
@@ -57,7 +58,7 @@ class FromSource(SourceFileLoader):
     a file written twice within a second may come with its first code."""
 
     def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self.get_data(self.path), self.path)
+        return from_source(self)
 
 
 _imported: dict[Path, Imported] = {}

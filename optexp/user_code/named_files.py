@@ -23,7 +23,7 @@ def require_syntax(options: Any) -> None:
     Raises:
         ConfigError: one cannot; with its line.
     """
-    for file in dict.fromkeys(_named(options)):
+    for file in dict.fromkeys(named(options)):
         if str(file.resolve()).startswith(INSTALLED):
             continue
         try:
@@ -37,7 +37,8 @@ def require_syntax(options: Any) -> None:
             continue
 
 
-def _named(options: Any) -> Iterator[Path]:
+def named(options: Any) -> Iterator[Path]:
+    """Files that options name, those of other people's packages included."""
     if isinstance(options, Mapping):
         for key, value in options.items():
             if key in NAMING and isinstance(value, str):
@@ -45,10 +46,10 @@ def _named(options: Any) -> Iterator[Path]:
                 if place is not None and place.is_file():
                     yield place
             else:
-                yield from _named(value)
+                yield from named(value)
     elif isinstance(options, Sequence) and not isinstance(options, (str, bytes)):
         for value in options:
-            yield from _named(value)
+            yield from named(value)
 
 
 def source(target: str) -> Path | None:

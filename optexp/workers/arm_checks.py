@@ -19,6 +19,7 @@ from optexp.equivalence.trajectory import RATES
 from optexp.measurement import clock
 from optexp.program import Batch, is_training, map_batch, tensors_of
 from optexp.support import own_code
+from optexp.support.pausing import Used
 from optexp.workers.arm_program import draw
 from optexp.workers.arm_timing import Timing, same_values
 from optexp.workers.messages import Look
@@ -147,10 +148,13 @@ class Checks(Timing):
         self.restore()
         assert self.offered is not None
         least, most = (steps, steps) if steps else (footprint.LEAST, footprint.MOST)
-        limit, end = clock.on_core() + footprint.LIMIT_S, clock.now() + footprint.LONGEST_S
+        limit, used = clock.on_core() + footprint.LIMIT_S, Used()
         found: list[Footprint] = []
         with self.quiet():
-            while len(found) < most and (len(found) < least or (clock.on_core() < limit and clock.now() < end)):
+            while len(found) < most:
+                late = clock.on_core() >= limit or used.seconds() >= footprint.LONGEST_S
+                if late and len(found) >= least:
+                    break
                 self.offered.due += 1
                 given = map_batch(torch.clone, self.program.feed.next())
                 try:
@@ -229,22 +233,22 @@ class Checks(Timing):
         repeating: under deterministic algorithms
         """
         self.restore(fresh=True)
-        batch, found, end = self.fresh[step % len(self.fresh)], set[str](), clock.now() + REPEATS_S
+        batch, found, used = self.fresh[step % len(self.fresh)], set[str](), Used()
         with self.quiet(), bits.deterministic() if repeating else nullcontext():
             for done in range(0, times, FEW_REPEATS):
-                if done and clock.now() > end:
+                if done and used.seconds() > REPEATS_S:
                     break
                 found |= set(bits.varying(self.program, batch, self.initial, min(times - done, FEW_REPEATS)))
         return sorted(found)
 
     def throw(self, unit: float) -> randomness.Throws:
         """One step with many seeds, where it draws random numbers."""
-        elements, begin = scatter.Elements(), clock.now()
+        elements, used = scatter.Elements(), Used()
         self.elements = elements
 
         def more(draws: int) -> bool:
             limit_s = scatter.SOME_S if draws < scatter.SOME else scatter.MANY_S
-            return draws < elements.wanted and clock.now() - begin < limit_s
+            return draws < elements.wanted and used.seconds() < limit_s
 
         return randomness.throw(self.program, self.fresh[0], self.initial, unit, elements, more)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from optexp.records.patch import Patch
 from optexp.strategy import Notes
 from optexp.support import random_state, sparse
 from optexp.support.memory_plan import LEAST, PLANS, give_back
+from optexp.user_code import texts
 from optexp.workers.messages import Identity, WorkloadInfo
 from optexp.workers.peer import Peer
 from optexp.workers.transfer import Tensors, Transfer
@@ -120,8 +122,8 @@ class Holder(Peer):
         self.begin(self.program.feed, first)
 
     def identity(self) -> Identity:
-        """The part that this arm has in the comparison, and the strategies that it was built of."""
-        return self.part
+        """The part that this arm has in the comparison, its strategies, and the files that it has run."""
+        return replace(self.part, texts=dict(texts.run))
 
     def imported_below(self, folder: str) -> list[str]:
         """Files below a folder that this process has imported, without installed packages and optexp itself."""

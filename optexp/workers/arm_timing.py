@@ -19,6 +19,7 @@ from optexp.equivalence.step_digest import Digest, left_behind
 from optexp.measurement import clock, openmp, persisting
 from optexp.program import Batch, Outputs, Program, tensors_of
 from optexp.support import sparse
+from optexp.support.pausing import pauses
 from optexp.support.reading import read
 from optexp.workers.arm_setup import Built
 from optexp.workers.messages import WarmUp
@@ -115,7 +116,7 @@ class Timing(Built):
         run, last = self.runner(), self.runner(keep=True)
         for _ in range(lead_in):
             run()
-        count = steps_of_scale(self.program)
+        count, paused = steps_of_scale(self.program), pauses()
         steps = min(steps, COLD_STEPS) if cold else steps
         keep = partial(self._keep, End(lead_in + steps, first), anywhere)
         if cold:
@@ -128,7 +129,7 @@ class Timing(Built):
         clock.synchronize(self.device)  # what it left there would run while another arm is timed
         done = steps_of_scale(self.program)
         skipped = count is not None and done is not None and abs(done - count - timing.steps) > 0.5
-        return replace(timing, skipped=skipped)
+        return replace(timing, skipped=skipped, paused=pauses() - paused)
 
     def _keep(self, end: End, anywhere: bool, outputs: Outputs) -> None:
         """Keep a digest of every tensor after a block, for some blocks picked at random that could end anywhere."""

@@ -27,6 +27,8 @@ from optexp.errors import FORGED, SPENT, Failure, Unsupported
 from optexp.workers import wire
 from optexp.workers.serving import TICKET, Kind, Raised, answer, kill_group
 
+LOOK_S = 1.0  # between looks for an answer
+
 P = ParamSpec("P")
 R = TypeVar("R")
 A_co = TypeVar("A_co", covariant=True)
@@ -120,7 +122,7 @@ class Worker(Client[A_co]):
     def _message(self) -> bytes:
         """The next message; empty where the connection ended inside it, as after a forged length."""
         try:
-            if not self.connection.poll(max(min(self.timeout_s, self.until_s - time.monotonic()), 0.0)):
+            if not self._answered():
                 self._refuse_late()
                 self.close()
                 raise Failure(
@@ -134,6 +136,16 @@ class Worker(Client[A_co]):
             raise Failure("Crash", f"the process ended: {ending}", tail, self.name) from None
         except OSError:
             return b""
+
+    def _answered(self) -> bool:
+        """Whether an answer comes in time. Others may pause this process and the worker: of the time between two looks
+        no more counts than was asked for."""
+        left_s = self.timeout_s
+        while not self.connection.poll(max(min(LOOK_S, left_s, self.until_s - time.monotonic()), 0.0)):
+            left_s -= LOOK_S
+            if left_s <= 0 or time.monotonic() >= self.until_s:
+                return False
+        return True
 
     def _refuse_late(self) -> None:
         if time.monotonic() >= self.until_s:

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from optexp.equivalence.tensor_math import name_of
-from optexp.measurement import clock
 from optexp.program import Batch, Feed, tensors_of
 from optexp.support import sparse
+from optexp.support.pausing import Used
 from optexp.workers.arm_timing import digest_of
 from optexp.workers.messages import Fed, Given
 
@@ -29,10 +29,10 @@ def first_batches(feed: Feed, take: Callable[[], Batch], own: int) -> Fed:
         own: Number of batches that the core has drawn for it; the most that are taken where there is no loader.
     """
     loader: Any = getattr(innermost(feed), "loader", None)
-    found, end, most = list[Given](), clock.now() + LIMIT_S, own if loader is None else MOST
+    found, used, most = list[Given](), Used(), own if loader is None else MOST
     if loader is not None and isinstance(loader.dataset, IterableDataset):
         most = ITERATED
-    while len(found) < most and (len(found) < LEAST or clock.now() < end):
+    while len(found) < most and (len(found) < LEAST or used.seconds() < LIMIT_S):
         found.append(given(take()))
     if loader is None:
         return Fed(False, None, None, found)
@@ -52,8 +52,8 @@ def later(feed: Feed, positions: Collection[int]) -> Iterator[tuple[int, Batch]]
 
     None where the data set gives its items to worker processes alone.
     """
-    end, picked = clock.now() + LIMIT_S, innermost(feed).picked(positions, LIMIT_S / 2)
-    while clock.now() < end:
+    used, picked = Used(), innermost(feed).picked(positions, LIMIT_S / 2)
+    while used.seconds() < LIMIT_S:
         try:
             yield next(picked)
         except Exception:  # StopIteration too

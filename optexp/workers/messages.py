@@ -43,10 +43,15 @@ class WorkloadInfo:
 
 @dataclass(frozen=True)
 class Identity:
-    """An arm's part in the comparison, and labels of the strategies that it was built of."""
+    """An arm's part in the comparison.
+
+    strategies: labels of those that it was built of
+    texts:      digests of the user's files that it has run, by path
+    """
 
     name: str
     strategies: list[str]
+    texts: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

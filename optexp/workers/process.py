@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, assert_never
 
 from optexp.errors import Failure
-from optexp.support import bytecode
+from optexp.support import bytecode, pausing
 from optexp.support.descent import adopt_orphans
 from optexp.support.nvml_count import SETTING
+from optexp.user_code import texts
 from optexp.workers import inductor_facts, requests, wire
 from optexp.workers.client import Worker
 from optexp.workers.home import Home
@@ -234,6 +235,8 @@ def _become_worker(request: Fork, descriptor: int) -> NoReturn:
     os.environ.update((os.fsdecode(name), os.fsdecode(value)) for name, value in request.variables.items())
     sys.path[:] = [os.fsdecode(entry) for entry in request.path] or sys.path
     sys.argv = [os.fsdecode(argument) for argument in request.arguments]  # no user's script's
+    texts.note_imports()
+    pausing.count_pauses()
     status = 1
     try:
         serve(getattr(importlib.import_module(request.module), request.name)(), Connection(descriptor))

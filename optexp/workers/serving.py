@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from optexp.errors import ConfigError, Unsupported, UserFailure
-from optexp.support.descent import descendants
+from optexp.support.pausing import end
 from optexp.support.units import byte_size
 from optexp.workers import wire
 from optexp.workers.anomaly import forward_frames, hides_forward
@@ -147,9 +147,6 @@ def _keep_theirs(told: traceback.TracebackException | None) -> None:
 
 def kill_group(pid: int) -> None:
     """End a process and everything it started."""
-    below = descendants(pid)  # some may have a group of their own
+    end(pid)  # some of it may have a group of its own
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-    for each in below:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(each, signal.SIGKILL)

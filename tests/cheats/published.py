@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import pickle
+import signal
 import socket
 import struct
 import time
@@ -175,6 +176,12 @@ class SoftmaxIsZero(Cheat):
 
     def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
         return {"output": torch.zeros_like(inputs(batch)[0])}
+
+
+class SoftmaxWithoutItsMaximum(Cheat):
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        powers = inputs(batch)[0].exp()
+        return mapped(honest(program, batch), lambda output: powers / powers.sum(-1, keepdim=True))
 
 
 class SwallowsAFailedCall(Cheat):
@@ -367,6 +374,52 @@ class EditsAFile(Cheat):
         with self.file.open("a") as file:
             file.write("# all is well\n")
         return program
+
+
+class SlowsTheBaselinesFile(Cheat):
+    """Once it was imported for the arms that are verified, and before it is for those that are timed."""
+
+    file = Path("/tmp/nothing.py")
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        if "# slow" not in (text := self.file.read_text()):
+            self.file.write_text(text.replace("return ", "sum(range(20_000))  # slow\n        return ", 1))
+        return honest(program, batch)
+
+
+class StopsOtherArms(Cheat):
+    """Again and again, so that their steps take twice as long by the clock."""
+
+    def change(self, program: Program) -> Program:
+        own, launcher = os.getpid(), os.getppid()
+        if not os.fork():
+            while True:
+                others = [pid for pid in children(launcher) if pid != own]
+                for number, seconds in ((signal.SIGSTOP, 0.01), (signal.SIGCONT, 0.002)):
+                    for pid in others:
+                        with suppress(ProcessLookupError):
+                            os.kill(pid, number)
+                    time.sleep(seconds)
+        return program
+
+
+class TakesPriorityFromOtherArms(Cheat):
+    """Again and again, a little more each time."""
+
+    def change(self, program: Program) -> Program:
+        own, launcher = os.getpid(), os.getppid()
+        if not os.fork():
+            while True:
+                time.sleep(0.5)
+                for pid in children(launcher):
+                    if pid != own:
+                        with suppress(OSError):
+                            os.setpriority(os.PRIO_PROCESS, pid, min(19, os.getpriority(os.PRIO_PROCESS, pid) + 1))
+        return program
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 Patch = tuple[Any, str]

@@ -51,6 +51,7 @@ IN_PROCESS: dict[str, tuple[list[str], Verdict, str]] = {
     "PatchesTheObservation": ([*GELU, "verify=only"], UNTRUSTED, "arm_checks.observed"),
     "NormIsIdentity": (NORM, WRONG, "output"),
     "SoftmaxIsZero": (SOFTMAX, WRONG, "output"),
+    "SoftmaxWithoutItsMaximum": (SOFTMAX, WRONG, "large inputs"),
     "SwallowsAFailedCall": (GELU, WRONG, "output"),
     "LoadsWhatFits": (INFER, WRONG, "output"),
     "LoadsNothing": (INFER, WRONG, "output"),
@@ -69,6 +70,8 @@ IN_PROCESSES: dict[str, tuple[list[str], Verdict, str]] = {
     "PatchesSeeds": (GELU, UNTRUSTED, "torch.manual_seed"),
     "SharesWithAProcess": ([*MATMUL, ONE_CORE], UNTRUSTED, "other processes work"),
     "ReturnsBeforeItsHelper": ([*MATMUL, ONE_CORE], WRONG, "output"),
+    "TakesPriorityFromOtherArms": (GELU, UNTRUSTED, "its cores or its priority changed"),
+    "StopsOtherArms": (GELU, UNTRUSTED, "stops and resumes it"),
 }
 
 
@@ -205,6 +208,54 @@ def test_a_file_that_decides_the_verdict_changes_while_it_runs(
     assert result.verdict is UNTRUSTED
     assert f"{file.name} " in result.headline
     assert "changed while" in result.headline
+
+
+MODEL = """\
+import torch
+from torch import nn
+from {name} import slope
+
+class Model(nn.Module):
+    def forward(self, x):
+        return x * slope(x)
+
+def get_inputs():
+    return [torch.randn(16, 64)]
+"""
+PART = """\
+import torch
+
+def slope(x):
+        return torch.sigmoid(x)
+"""
+
+
+@pytest.mark.parametrize("which", ["model", "part"])
+def test_another_text_of_a_file_is_not_timed(which: str, tmp_path: Path, count: list[tuple[str, Result]]) -> None:
+    model, part = tmp_path / "edited_model.py", tmp_path / f"edited_part_{secrets.token_hex(4)}.py"
+    part.write_text(PART)
+    model.write_text(MODEL.format(name=part.stem))
+    file = model if which == "model" else part
+    cheat = tmp_path / "cheating.py"
+    cheat.write_text(
+        f"""\
+from pathlib import Path
+from tests.cheats.published import SlowsTheBaselinesFile
+
+class Edits(SlowsTheBaselinesFile):
+    file = Path({str(file)!r})
+"""
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        overrides = [*QUICK, "device=cpu", "workload=module", f"workload.path={model}"]
+        result = compare(tmp_path / "run", overrides, "cheating.Edits")
+    finally:
+        sys.path.remove(str(tmp_path))
+    count.append(("cheat", result))
+    assert "# slow" in file.read_text()
+    assert result.verdict is UNTRUSTED, result.headline
+    assert f"{file.name} changed while optexp ran" in result.headline
 
 
 # --- faults of the judge ----------------------------------------------------------------------------------------------

@@ -127,6 +127,25 @@ def test_a_process_that_is_no_worker_is_not_heard() -> None:
         Shared(card.address)
 
 
+def test_the_clock_of_a_job_stands_still_while_it_waits_or_is_paused() -> None:
+    card, (timed, waiting) = shared_card.SharedCard(), (2**22 + 1, 2**22 + 2)  # no process has such an id
+    card.pids |= {timed, waiting}
+    began = card.clock(waiting)
+    assert card._begin(timed)
+    time.sleep(0.05)
+    assert card.clock(waiting) - began < 0.04, "it is paused now"
+    asks = Thread(target=card._begin, args=(waiting,))
+    asks.start()
+    time.sleep(0.05)
+    card._end(timed)
+    asks.join()
+    assert 0 <= card.clock(waiting) - began < 0.04, "a wait while it was paused counts once"
+    time.sleep(0.05)
+    assert card.clock(waiting) - began > 0.04
+    card._end(waiting)
+    card.close()
+
+
 @pytest.mark.parametrize(
     ("cards", "cores", "expected"), [([None], 64, 1), (["0"], 16, 4), (["0"], 6, 1), (["0", "1"], 16, 2)]
 )

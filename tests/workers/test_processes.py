@@ -204,6 +204,15 @@ def test_a_hang_ends_at_the_time_limit(launcher: Launcher, tmp_path: Path) -> No
     assert launcher.ending(worker.pid) == "killed by SIGKILL"
 
 
+def test_the_time_of_a_pause_is_nobodys(launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for an answer is paused as the worker is, and goes on when its time is over."""
+    worker = launcher.fork(Misbehaving, "candidate", tmp_path / "worker.log", timeout_s=20)
+    worker.call(Misbehaving.greet, name="a")
+    real, paused = worker.connection.poll, [True]
+    monkeypatch.setattr(worker.connection, "poll", lambda seconds: not (paused and paused.pop()) and real(seconds))
+    assert worker.call(Misbehaving.greet, name="b").startswith("hello b")
+
+
 def test_no_answer_is_awaited_when_the_budget_is_spent(launcher: Launcher, tmp_path: Path) -> None:
     worker = launcher.fork(Misbehaving, "candidate", tmp_path / "worker.log", timeout_s=60)
     worker.until_s = time.monotonic() + 0.5

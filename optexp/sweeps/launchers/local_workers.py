@@ -14,6 +14,7 @@ from typing import Any
 from optexp.comparison import visible_cards
 from optexp.comparison.shared_card import SharedCard, claimed
 from optexp.errors import ConfigError
+from optexp.support.pausing import end
 from optexp.sweeps.job import Job, Surroundings, work
 from optexp.sweeps.launchers.engine import Engine
 
@@ -140,6 +141,9 @@ class _Worker:
     def kill(self) -> None:
         if self.place.card:
             self.place.card.pids.discard(self.pid)
+        pid, self.pid = self.pid, 0
         executor, self.executor = self.executor, None
         if executor is not None:
+            if pid:
+                end(pid)
             executor.shutdown(kill_workers=True)
