@@ -41,6 +41,7 @@ ROUNDED = BEFORE.replace("return nn.Sequential(nn.Linear(4, 8)", "return nn.Sequ
 )
 
 
+@pytest.mark.slow
 def test_nobody_is_blamed_for_what_rounding_moves(tmp_path: Path) -> None:
     result = compared(tmp_path, ROUNDED, BEFORE)
     assert result.verdict is Verdict.UNVERIFIED, result.headline

@@ -125,7 +125,7 @@ def test_a_feed_does_not_compute_before_the_clock_starts(ours: float, quickest: 
 )
 def test_steps_that_change_what_the_next_one_starts_from_are_followed(mode: str, carries: bool, steps: int) -> None:
     settings = SimpleNamespace(verification_seeds=2, thorough=False)
-    experiment = SimpleNamespace(seed=0)
+    experiment = SimpleNamespace(seed=0, dtype="float32")
     session: Any = SimpleNamespace(
         workload=Mlp(mode), settings=settings, experiment=experiment, in_turns=False, draws=Draws("key")
     )

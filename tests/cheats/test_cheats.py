@@ -323,6 +323,7 @@ def test_cheats_are_caught(cheat: str, preset: list[str], tmp_path: Path, count:
     assert Result.read(tmp_path / "result.json").speedup is None
 
 
+@pytest.mark.slow
 def test_a_busy_machine_hides_no_shared_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scatter, "MANY_S", 0.0)
     overrides, verdict, words = CHEATS["OneMaskForTwoElements"]

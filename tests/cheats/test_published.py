@@ -230,7 +230,7 @@ def slope(x):
 """
 
 
-@pytest.mark.parametrize("which", ["model", "part"])
+@pytest.mark.parametrize("which", [pytest.param("model", marks=pytest.mark.slow), "part"])
 def test_another_text_of_a_file_is_not_timed(which: str, tmp_path: Path, count: list[tuple[str, Result]]) -> None:
     model, part = tmp_path / "edited_model.py", tmp_path / f"edited_part_{secrets.token_hex(4)}.py"
     part.write_text(PART)

@@ -89,7 +89,7 @@ def test_its_default_config_is_used() -> None:
 @pytest.mark.parametrize(
     ("name", "config", "told"),
     [
-        ("Wav2Vec2Model", {}, r"^workload=module: give the inputs of target"),
+        ("Wav2Vec2Model", {}, r"^workload=module: describe the inputs of workload.target"),
         ("DistilBertModel", {"n_layer": 1, "_target_": "transformers.DistilBertConfg"}, r"has no 'DistilBertConfg'"),
         (
             "DistilBertModel",

@@ -94,6 +94,7 @@ AVERAGED = AVERAGED.replace(
 )
 
 
+@pytest.mark.slow
 def test_yardsticks_of_a_first_step_hide_no_count_of_a_late_one(tmp_path: Path) -> None:
     assert "update_parameters" in AVERAGED
     result = compared(tmp_path, AVERAGED.replace("calls[0] % 10", "calls[0] % 15"), AVERAGED)
