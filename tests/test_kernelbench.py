@@ -88,6 +88,7 @@ def test_a_job_without_an_answer_is_ended_and_the_next_one_runs(folder: Path, mo
     worker.close()
 
 
+@pytest.mark.slow
 def test_a_file_reaches_a_verdict(folder: Path) -> None:
     store = Store(folder / "store.json")
     chosen = options(folder, "--strategy", "identical", "--only", "3_other", "--limit", "500", "--", "device=cpu")

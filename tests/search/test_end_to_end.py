@@ -288,6 +288,7 @@ class Less(Strategy):
 '''
 
 
+@pytest.mark.slow
 def test_what_gains_in_a_combination_alone_is_found_by_first_looks(
     command_line: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
