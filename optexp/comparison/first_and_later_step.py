@@ -21,7 +21,7 @@ from optexp.workers.reference import Reference
 
 LONGEST_S = 2.0  # seconds of a step: of longer steps, later ones are not judged
 NOISES = (7, 8, 9)  # seeds of noise in the baseline's first parameters, none of `Replay`'s
-DRIFTS = (
+MOVED_BY_ROUNDING = (
     "after {} steps a little noise in the baseline's first parameters gives another {}, too: the step keeps there what"
     " rounding alone moves, as a bias before a norm, whose gradient is zero but for rounding, and which Adam moves all"
     " the same; such a layer needs no bias (bias=False)"
@@ -105,7 +105,7 @@ def _judge_at(
         found.notes.append(f"after {steps} steps the baseline does not pass beside itself: {theirs[0].message}")
     elif failed and {(finding.tensor, finding.message) for finding in failed} <= noisy:
         names = ", ".join(title(finding.tensor) for finding in failed)
-        raise Failure("NoReference", DRIFTS.format(steps, names))
+        raise Failure("NoReference", MOVED_BY_ROUNDING.format(steps, names))
     elif failed:
         _fail(case, found, failed, f"after {steps} steps")
 

@@ -52,13 +52,13 @@ def refuse_company(session: Session) -> None:
     """
     if session.machine.gpu is None or session.experiment.verify == "only":
         return
-    end = time.monotonic() + ENDING_S
-    found, hidden = neighbours(session.machine.gpu, ours=session.quiet.others)
-    while found and time.monotonic() < end:
+    look, end = partial(neighbours, session.machine.gpu, ours=session.quiet.others), time.monotonic() + ENDING_S
+    accepted, (found, hidden) = session.experiment.environment.allow_foreign, look()
+    while found and not accepted and time.monotonic() < end:
         time.sleep(0.1)
-        found, hidden = neighbours(session.machine.gpu, ours=session.quiet.others)
+        found, hidden = look()
     note_hidden(session.result, hidden)
-    if found and not session.experiment.environment.allow_foreign:
+    if found and not accepted:
         raise Distrusted(
             f"the GPU is shared with {', '.join(found)}: end that, or accept it with environment.allow_foreign=true",
         )

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Protocol
 
-BEGIN, GRANTED, END = b"b", b"g", b"e"  # what a worker asks of `optexp.comparison.shared_card`, and its answer
+BEGIN, GRANTED, END = b"b", b"g", b"e"  # messages of one byte; `optexp.comparison.shared_card` answers GRANTED to BEGIN
 
 
 class Quiet(Protocol):
@@ -28,7 +28,7 @@ class Quiet(Protocol):
 
 
 class Unshared:
-    """Of a comparison that has its card to itself."""
+    """The card has one comparison: nothing to pause."""
 
     others: Collection[int] = ()
 
@@ -37,19 +37,15 @@ class Unshared:
     def end(self) -> None: ...
 
 
-class Throughout:
-    """Of a job that has had quiet since it began, and will until its end."""
+class Throughout(Unshared):
+    """All others are paused from the job's start to its end: nothing more to pause, and nothing to resume."""
 
     def __init__(self, quiet: Quiet) -> None:
         self.others = quiet.others
 
-    def begin(self) -> None: ...
-
-    def end(self) -> None: ...
-
 
 class Shared:
-    """Of a worker process whose parent lets it share a card.
+    """A worker process on a card with several workers: its parent pauses and resumes the others.
 
     address: of the parent's `SharedCard`
     """

@@ -88,7 +88,7 @@ class SharedCard:
             self._end(pid)  # it may have ended while it timed
 
     def _begin(self, pid: int) -> bool:
-        """Whether this worker has the card to itself now; False where nobody is heard any more."""
+        """Pause all other workers once none of them times a program; False after `close`."""
         self._stands(pid)
         while not self._lock.acquire(timeout=POLL_S):
             if self._closed:

@@ -9,7 +9,7 @@ AT_ONCE, CORES = 4, 4  # most jobs on a card, and fewest cores for each: its arm
 
 
 def at_once(cards: Sequence[str | None]) -> int:
-    """How many jobs a card may have by default: as many as keep it busy, where the host has four cores for each."""
+    """Default number of jobs on a card: at most `AT_ONCE`, each with `CORES` cores of the host; 1 on a CPU."""
     cores = len(os.sched_getaffinity(0))
     return 1 if list(cards) == [None] else max(1, min(AT_ONCE, cores // (CORES * len(cards))))
 

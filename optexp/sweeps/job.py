@@ -31,7 +31,7 @@ from optexp.workers.process import die_with_parent
 
 MARK, LOCK, LOG = "job.json", ".lock", "job.log"
 PASSED_ON = ("MLFLOW_", "OPTEXP_")  # environment variables that reach workers on other machines
-_shared: dict[str, Shared] = {}  # of this worker's card, by address
+_quiet: Shared | None = None  # of this worker, where it shares a card
 
 
 @dataclass(frozen=True)
@@ -118,14 +118,20 @@ class Surroundings:
 
     def enter(self) -> None:
         """Make this process like the one that sweeps."""
+        global _quiet
         if os.path.isdir(self.folder):  # another machine may not have it
             os.chdir(self.folder)
         sys.path += [entry for entry in self.path if entry not in sys.path]
         os.environ.update(self.variables)
         count_by_nvml()
-        if self.shared is not None and self.shared not in _shared:
-            die_with_parent()  # a paused worker would not notice
-            _shared[self.shared] = Shared(self.shared)
+        if self.shared is not None and _quiet is None:
+            _quiet = Shared(self.shared)
+
+
+def ends_with_sweep() -> int:
+    """Let this worker end with the process that sweeps, which it would not notice while it is paused; its id."""
+    die_with_parent()
+    return os.getpid()
 
 
 def task(config: DictConfig) -> None:
@@ -136,7 +142,7 @@ def task(config: DictConfig) -> None:
         launching.launcher()  # imports torch while this process does
     from optexp.comparison import runner  # not before a job starts: --help must not wait for torch
 
-    runner.run(config, Path(HydraConfig.get().runtime.output_dir), quiet=next(iter(_shared.values()), None))
+    runner.run(config, Path(HydraConfig.get().runtime.output_dir), quiet=_quiet)
 
 
 def run(job: Job, context: HydraContext) -> None:

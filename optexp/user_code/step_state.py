@@ -50,7 +50,9 @@ class TrackedStepState:
     lost: list[str] = field(default_factory=list, init=False)
     handed: Mapping[str, Any] = field(default_factory=dict, init=False)
     first: Remembered = field(default_factory=dict, init=False)
-    rates: dict[str, Any] = field(default_factory=dict, init=False)  # of schedules, later
+    rates: dict[str, Sequence[float] | Sequence[Tensor]] = field(
+        default_factory=dict, init=False
+    )  # of schedules, later
 
     def __post_init__(self) -> None:
         some = next(self.model.parameters(), torch.empty(0))

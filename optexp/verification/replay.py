@@ -15,7 +15,7 @@ from optexp.workers.client import Client
 from optexp.workers.messages import Look
 from optexp.workers.reference import Reference
 
-DRIFTS = 3  # runs of the baseline with noise in its first parameters
+DRIFT_RUNS = 3  # runs of the baseline with noise in its first parameters
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Replay:
         self._convey(self.yardstick)
         reference.call(Reference.recall)
         reference.call(Reference.yardstick, step=TIMED)
-        for seed in range(DRIFTS) if self.drifts else ():
+        for seed in range(DRIFT_RUNS) if self.drifts else ():
             self._convey(self.yardstick, noise=seed + 1)
             reference.call(Reference.drift)
         info = reference.call(Reference.info)

@@ -414,6 +414,14 @@ def test_a_process_that_is_ending_is_no_company(monkeypatch: pytest.MonkeyPatch)
     assert next(seen, None) is None
 
 
+def test_nobody_waits_for_company_that_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "neighbours", lambda gpu, ours: (["process 7 (python, 700 MiB)"], 0))
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("waited"))
+    experiment = SimpleNamespace(verify="first", environment=SimpleNamespace(allow_foreign=True))
+    machine = SimpleNamespace(gpu=object())
+    measure.refuse_company(SimpleNamespace(machine=machine, experiment=experiment, result=None, quiet=Unshared()))  # type: ignore[arg-type]
+
+
 def test_what_the_arms_do_not_have_in_common_is_listed() -> None:
     arms = {name: Mock() for name in ("baseline", "candidate")}
     for name, arm in arms.items():

@@ -15,7 +15,7 @@ from optexp.comparison import visible_cards
 from optexp.comparison.shared_card import SharedCard, claimed
 from optexp.errors import ConfigError
 from optexp.support.pausing import end
-from optexp.sweeps.job import Job, Surroundings, work
+from optexp.sweeps.job import Job, Surroundings, ends_with_sweep, work
 from optexp.sweeps.launchers.engine import Engine
 
 
@@ -129,9 +129,9 @@ class _Worker:
             if self.executor is None:
                 self.executor = ProcessPoolExecutor(max_workers=1)
                 with card.starting() if card else nullcontext():
-                    self.pid = self.executor.submit(os.getpid).result()
-                if card:
-                    card.pids.add(self.pid)
+                    self.pid = self.executor.submit(ends_with_sweep if card else os.getpid).result()
+                    if card:
+                        card.pids.add(self.pid)
             self.executor.submit(work, job, self.place.surroundings(here)).result()
         except (BrokenProcessPool, ShutdownExecutorError):  # it was killed, or the sweep is interrupted
             self.kill()
