@@ -3,9 +3,9 @@
     python tests/benchmarks/auto_against_subsets.py STORE.json [--only NAME ...] [--cases FOLDER] [--seconds 540]
         [--trials 8] [--budget 240] [--again VERDICT ...] [--record FOLDER] [-- OVERRIDE ...]
 
-Each subset is a job as `python -m optexp ... measurement=quick`. So is the search, which may make --trials trials in
---budget seconds. Last, the search's winner is compared with the best subset directly, so that the ratio is of one run.
-The empty subset is 1× by definition.
+The search comes first: a job as `python -m optexp ... measurement=quick`, which may make --trials trials in --budget
+seconds. Each subset is such a job, too. Last, the search's winner is compared with the best subset directly, so that
+the ratio is of one run. The empty subset is 1× by definition.
 
 STORE.json is complete after each job, and a later run goes on with what is missing. Several runs may share it, each on
 its own device (`-- device=cuda:1`). No job starts after --seconds, and no search that may not end by then. --again
@@ -130,21 +130,18 @@ def of_result(result: Result, subject: str, kind: str, stack: str, against: str,
     return Job(subject, kind, stack, against, *facts, winner=winner, trials=len(result.trials), predicted=predicted)
 
 
-def missing(subject: Subject, found: Mapping[Hashable, Job]) -> tuple[str, str, str] | None:
-    """Kind, stack and baseline of the subject's next job; None where it has all."""
-    for stack in subject.subsets():
-        if (subject.name, SUBSET, stack, "") not in found:
-            return SUBSET, stack, ""
+def missing(subject: Subject, found: Mapping[Hashable, Job]) -> list[tuple[str, str, str]]:
+    """Kind, stack and baseline of the subject's next jobs, in their order."""
     among = "+".join(subject.strategies)
+    untried = [(SUBSET, stack, "") for stack in subject.subsets() if (subject.name, SUBSET, stack, "") not in found]
     auto = found.get((subject.name, AUTO, among, ""))
     if auto is None:
-        return AUTO, among, ""
-    if auto.verdict == ERROR:
-        return None  # it has no winner to compare
+        return [(AUTO, among, ""), *untried]
+    if untried or auto.verdict == ERROR:  # which has no winner to compare
+        return untried
     strongest = best(subject, found)
-    if same(auto.winner, strongest) or (subject.name, DIRECT, auto.winner, strongest) in found:
-        return None
-    return DIRECT, auto.winner, strongest
+    direct = (DIRECT, auto.winner, strongest)
+    return [] if same(auto.winner, strongest) or (subject.name, *direct) in found else [direct]
 
 
 def best(subject: Subject, found: Mapping[Hashable, Job]) -> str:
@@ -157,11 +154,13 @@ def work(options: argparse.Namespace) -> None:
     end = time.monotonic() + options.seconds
     forget(options.store, options.again, [subject.name for subject in chosen(options)])
     for subject in chosen(options):
-        while (following := missing(subject, read(options.store))) is not None:
-            if time.monotonic() + (options.budget if following[0] == AUTO else 0) >= end:
-                print(f"{subject.name}: no time for {following[0]}: run the command again to go on", flush=True)
+        while following := missing(subject, read(options.store)):
+            left = end - time.monotonic()
+            fits = [each for each in following if left > (options.budget if each[0] == AUTO else 0)]
+            if not fits:
+                print(f"{subject.name}: no time for {following[0][0]}: run the command again to go on", flush=True)
                 break
-            job = run(subject, *following, options)
+            job = run(subject, *fits[0], options)
             kept(options.store).add(job)
             beside = f" against {job.against}" if job.against else ""
             print(f"{job.seconds:6.1f} s  {job.subject}, {job.kind} {job.stack}{beside}: {job.headline}", flush=True)
