@@ -110,3 +110,33 @@ def test_a_process_and_what_it_started_stand_still(tmp_path: Path) -> None:
         process.wait()
     assert not is_paused(process.pid)
     pause(process.pid)  # it is gone: nothing to do
+
+
+PAUSES = """
+import os, signal, subprocess
+from optexp.support.pausing import pause
+from optexp.support.resuming_at_end import ResumingAtEnd
+child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+resuming = ResumingAtEnd()
+pause(child.pid, tell=resuming.tell)
+print(child.pid, flush=True)
+signal.pause()
+"""
+
+
+def test_a_paused_process_goes_on_when_the_one_that_paused_it_is_killed() -> None:
+    process = subprocess.Popen([sys.executable, "-c", PAUSES], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    paused = int(process.stdout.readline())
+    try:
+        assert is_paused(paused)
+        process.kill()
+        process.wait()
+        limit = time.monotonic() + 10
+        while is_paused(paused):
+            assert time.monotonic() < limit
+            time.sleep(0.01)
+        assert Path(f"/proc/{paused}").exists()
+    finally:
+        end(paused)
+        process.stdout.close()

@@ -18,6 +18,7 @@ from threading import Lock, Thread
 from optexp.comparison.quiet import BEGIN, END, GRANTED
 from optexp.support import file_lock
 from optexp.support.pausing import pause, resume
+from optexp.support.resuming_at_end import ResumingAtEnd
 
 POLL_S = 0.5
 
@@ -36,6 +37,7 @@ class SharedCard:
         self._clocks = Lock()
         self._paused_s: dict[int, float] = {}
         self._still: dict[int, float] = {}  # since when a worker has waited or been paused
+        self._resuming = ResumingAtEnd()
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(f"\0{self.address}")
         self._socket.listen()
@@ -67,6 +69,7 @@ class SharedCard:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # `accept` returns
         self._socket.close()
+        self._resuming.close()
 
     def _accept(self) -> None:
         with suppress(OSError):  # closed
@@ -98,7 +101,7 @@ class SharedCard:
         self._goes_on(pid)
         for other in self.pids - {pid}:
             self._stands(other)
-            pause(other)
+            pause(other, tell=self._resuming.tell)
         return True
 
     def _end(self, pid: int) -> None:

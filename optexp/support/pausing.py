@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
@@ -18,10 +18,13 @@ STOPPED = "T"  # state in /proc/PID/stat
 ROUNDS = 100  # of looking for descendants that were started meanwhile
 
 
-def pause(pid: int) -> None:
+def pause(pid: int, tell: Callable[[Iterable[int]], object] = lambda pids: None) -> None:
     """Stop a process and all its descendants; those that were started meanwhile are stopped, too.
 
     One that ended during a look may have started another that this look did not find.
+
+    Args:
+        tell: Hears of processes before they are stopped.
     """
     before = set[int]()
     for _ in range(ROUNDS):
@@ -29,6 +32,7 @@ def pause(pid: int) -> None:
         running = [each for each in found if _state(each) not in (STOPPED, "Z", "")]
         if not running and found == before:
             return
+        tell(running)
         _signal(running, signal.SIGSTOP)
         before = found
 

@@ -1,0 +1,37 @@
+"""Processes that this one has paused go on when it ends, however it ended: a paused process cannot notice that."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable
+from contextlib import suppress
+
+# `kill` of an id that is in use again resumes what nobody paused, which changes nothing.
+AT_END = 'while read -r pid; do pids="$pids $pid"; done; for pid in $pids; do kill -CONT "$pid"; done'
+
+
+class ResumingAtEnd:
+    """A process beside this one that resumes all whom it was told of, once this one has ended or closed it."""
+
+    def __init__(self) -> None:
+        self._told = set[int]()
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", AT_END],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, bufsize=0,
+            start_new_session=True,  # Ctrl-C does not reach it
+        )  # fmt: skip
+
+    def tell(self, pids: Iterable[int]) -> None:
+        """Name processes before they are paused."""
+        new = [pid for pid in pids if pid not in self._told]
+        self._told.update(new)
+        assert self._process.stdin is not None
+        if new:
+            with suppress(OSError, ValueError):  # somebody has killed it, or it is closed
+                self._process.stdin.write("".join(f"{pid}\n" for pid in new).encode())
+
+    def close(self) -> None:
+        """Resume all now."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
