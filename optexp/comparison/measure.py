@@ -52,7 +52,8 @@ def refuse_company(session: Session) -> None:
     """
     if session.machine.gpu is None or session.experiment.verify == "only":
         return
-    look, end = partial(neighbours, session.machine.gpu, ours=session.quiet.others), time.monotonic() + ENDING_S
+    ours = [*session.pool.processes(), *session.quiet.others]  # a profiled arm lives already
+    look, end = partial(neighbours, session.machine.gpu, ours=ours), time.monotonic() + ENDING_S
     accepted, (found, hidden) = session.experiment.environment.allow_foreign, look()
     while found and not accepted and time.monotonic() < end:
         time.sleep(0.1)

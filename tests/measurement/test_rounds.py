@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -386,6 +388,24 @@ def test_work_that_its_own_stream_does_not_wait_for_is_refused(cold_us: float, r
     measure.refuse_work_aside(result, [Sample([*made(constant(1e-6), constant(1e-6))[0].pairs, *slowed])])
 
 
+def beside(machine: object, experiment: object, launcher: int = 1) -> Any:
+    """A session whose arms descend from this launcher."""
+    pool = SimpleNamespace(processes=lambda: [launcher])
+    return SimpleNamespace(machine=machine, experiment=experiment, result=None, quiet=Unshared(), pool=pool)
+
+
+def test_an_arm_that_is_profiled_is_no_company(nvml: Nvml, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "ENDING_S", 0.0)
+    experiment = SimpleNamespace(verify="first", environment=SimpleNamespace(allow_foreign=False))
+    machine = SimpleNamespace(gpu=gpu)
+    with subprocess.Popen(["sleep", "60"]) as arm:
+        nvml.running = {arm.pid: 2**30}
+        measure.refuse_company(beside(machine, experiment, launcher=os.getpid()))
+        with pytest.raises(Distrusted, match=f"shared with process {arm.pid} "):
+            measure.refuse_company(beside(machine, experiment, launcher=0))
+        arm.kill()
+
+
 @pytest.mark.parametrize(
     ("verify", "allowed", "refused"), [("first", False, True), ("first", True, False), ("only", False, False)]
 )
@@ -397,7 +417,7 @@ def test_company_on_the_card_is_refused_where_something_is_timed(
     monkeypatch.setattr(measure, "ENDING_S", 0.0)
     experiment = SimpleNamespace(verify=verify, environment=environment)
     machine = SimpleNamespace(gpu=object())
-    session: Any = SimpleNamespace(machine=machine, experiment=experiment, result=None, quiet=Unshared())
+    session = beside(machine, experiment)
     if refused:
         with pytest.raises(Distrusted, match="shared with process 7"):
             measure.refuse_company(session)
@@ -410,7 +430,7 @@ def test_a_process_that_is_ending_is_no_company(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(measure, "neighbours", lambda gpu, ours: (next(seen), 0))
     experiment = SimpleNamespace(verify="first", environment=SimpleNamespace(allow_foreign=False))
     machine = SimpleNamespace(gpu=object())
-    measure.refuse_company(SimpleNamespace(machine=machine, experiment=experiment, result=None, quiet=Unshared()))  # type: ignore[arg-type]
+    measure.refuse_company(beside(machine, experiment))
     assert next(seen, None) is None
 
 
@@ -419,7 +439,7 @@ def test_nobody_waits_for_company_that_is_accepted(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("waited"))
     experiment = SimpleNamespace(verify="first", environment=SimpleNamespace(allow_foreign=True))
     machine = SimpleNamespace(gpu=object())
-    measure.refuse_company(SimpleNamespace(machine=machine, experiment=experiment, result=None, quiet=Unshared()))  # type: ignore[arg-type]
+    measure.refuse_company(beside(machine, experiment))
 
 
 def test_what_the_arms_do_not_have_in_common_is_listed() -> None:
