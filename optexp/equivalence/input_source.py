@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from optexp.equivalence import input_families
+from optexp.equivalence.asserting import Asserting
 from optexp.equivalence.drawn_set import DrawnSet
 from optexp.equivalence.dropout import NoDropout
 from optexp.equivalence.float64 import InFloat64, widened
@@ -29,12 +30,14 @@ class InputSource:
     targets: number of a batch's trailing tensors for the loss alone
     anew:    the last seed gives other batches than the seed before
     varied:  names of inputs that have held several values so far
+    asserts: whether a step may fail on other values; only steps of large batches are looked at
     """
 
     def __init__(self, workload: Workload, device: torch.device, dtype: torch.dtype, seed: int, targets: int) -> None:
         self.workload, self.device, self.dtype, self.seed, self.targets = workload, device, dtype, seed, targets
         self.anew = True
         self.varied: set[str] = set()
+        self.asserts = Asserting()
         self._met: dict[str, Tensor] = {}  # some elements of the first batch of the seed before
         self._named = False  # a batch is tensors by name
         self._on_host: Program | None = None  # for steps that may end a process that uses the card
@@ -57,7 +60,7 @@ class InputSource:
             drawn = [input_families.of(family, batch, self.targets, self.workload.bounded) for batch in usual]
             if family in input_families.FAMILIES and drawn[0] is usual[0]:
                 raise NoReference("no input takes such values")
-            if family in input_families.FAMILIES and self.device.type == "cuda":
+            if family in input_families.FAMILIES and self.device.type == "cuda" and self.asserts.may:
                 self._try_on_host(drawn[0])
         batches = [self.workload.in_dtype(batch, self.dtype) for batch in drawn]
         self._named = isinstance(batches[0], Mapping)

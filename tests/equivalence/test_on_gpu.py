@@ -16,6 +16,7 @@ from optexp.equivalence.judge import Judge
 from optexp.errors import NoReference
 from optexp.program import Program
 from optexp.strategy import REASSOCIATES, precision
+from optexp.workloads.gelu import Gelu
 from optexp.workloads.mlp import Mlp
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -180,3 +181,12 @@ def test_inputs_that_a_kernel_would_assert_on_are_tried_on_the_host(net) -> None
         golden.draw(0, 1, "large")
     golden.draw(0, 1, NORMAL)
     assert golden.step(0, golden.initial)["out/output"].isfinite()
+
+
+def test_a_large_step_that_asserts_on_nothing_is_not_tried_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    golden = Fp64Reference(Gelu(size=8192), CUDA, torch.float32, 7)
+    golden.draw(0, 1, NORMAL)
+    golden.step(0, golden.initial)
+    monkeypatch.setattr(golden.source, "_try_on_host", lambda batch: pytest.fail("tried on the host"))
+    golden.draw(0, 1, "large")
+    assert golden.step(0, golden.initial)["out/output"].isfinite().all()

@@ -1,0 +1,53 @@
+"""Steps whose kernels may assert on values are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from optexp.equivalence.asserting import Asserting
+
+X = torch.rand(8, 8, dtype=torch.float64)
+INDEX = torch.arange(8)
+
+ASSERTING = {
+    "bce": lambda x: functional.binary_cross_entropy(x, x),
+    "loss of classes": lambda x: functional.cross_entropy(x, INDEX),
+    "row of an index": lambda x: x[(x[0] * 7).long()],
+    "gather": lambda x: x.gather(1, INDEX[:, None]),
+    "bernoulli": lambda x: torch.bernoulli(x),
+    "assertion": lambda x: torch._assert_async((x < 2).all()),
+}
+OTHERS = {
+    "gelu": lambda x: functional.gelu(x, approximate="tanh"),
+    "convolution": lambda x: functional.conv2d(x[None, None], torch.ones(1, 1, 3, 3, dtype=x.dtype)).softmax(-1),
+    "mask": lambda x: torch.where(x > 0.5, x, 0.0).masked_fill(x > 0.9, 1.0).sum(),
+    "sorted": lambda x: x.topk(2).values @ x[:2],
+}
+
+
+@pytest.mark.parametrize("step", ASSERTING.values(), ids=ASSERTING)
+def test_a_step_with_values_that_a_kernel_checks_may_assert(step: Callable[[Tensor], Tensor]) -> None:
+    asserting = Asserting()
+    with asserting.looking():
+        step(X)
+    assert asserting.may
+
+
+@pytest.mark.parametrize("step", OTHERS.values(), ids=OTHERS)
+def test_others_do_not(step: Callable[[Tensor], Tensor]) -> None:
+    asserting = Asserting()
+    assert asserting.may, "no step was looked at"
+    with pytest.raises(ValueError, match="wrong"), asserting.looking():
+        raise ValueError("wrong")
+    assert asserting.may, "the step did not end"
+    with asserting.looking():
+        step(X)
+    assert not asserting.may
+    with asserting.looking():
+        functional.cross_entropy(X, INDEX)
+    assert not asserting.may, "one step is enough"
