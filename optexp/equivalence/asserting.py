@@ -42,8 +42,8 @@ class _Looking(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         name = func.overloadpacket.__name__
-        if func.namespace not in ("aten", "prims") or name in _OF_PROBABILITIES or name in _ASSERTIONS:
-            self.met = True
-        elif any(isinstance(leaf, Tensor) and leaf.dtype in _INDICES for leaf in pytree.tree_leaves((args, kwargs))):
-            self.met = True
+        foreign = func.namespace not in ("aten", "prims")
+        leaves = pytree.tree_leaves((args, kwargs))
+        indexed = any(isinstance(leaf, Tensor) and leaf.dtype in _INDICES for leaf in leaves)
+        self.met |= foreign or indexed or name in _OF_PROBABILITIES or name in _ASSERTIONS
         return func(*args, **(kwargs or {}))
