@@ -33,6 +33,7 @@ _rest: Callable[[int], None] = getattr(torch._C, "_cuda_sleep", lambda cycles: N
 CYCLES = 2e9  # most cycles of an SM in a second
 MOST_REST_S = 1e-3
 _TICKS = os.sysconf("SC_CLK_TCK")
+WINDOW_S = 0.15  # of a warm-up
 SINGLES, SINGLES_S = 100, 0.3  # single steps (5 lie beyond the 95th percentile), and most seconds to time them
 
 _HANDS: list[tuple[Any, str]] = [
@@ -282,7 +283,7 @@ def empty_timer_s(device: torch.device) -> float:
 def warm_up(run: Callable[[], object], device: torch.device, limit_s: float) -> list[float]:
     """Run until a window's median is at most 2 % below that of the window before, or `limit_s` has passed.
 
-    A window is 20 steps and at least 0.25 s; a step so long that 20 do not fit is a window of its own. Steps that get
+    A window is 20 steps and at least `WINDOW_S`; a step so long that 20 do not fit is a window of its own. Steps that get
     slower are warm: caches and clocks make them faster, and what slows them meets the other arm's blocks, too.
 
     Returns:
@@ -294,7 +295,7 @@ def warm_up(run: Callable[[], object], device: torch.device, limit_s: float) -> 
     def window() -> list[float]:
         samples: list[float] = []
         start = now()
-        while len(samples) < 20 or now() - start < 0.25:
+        while len(samples) < 20 or now() - start < WINDOW_S:
             samples.append(time_block(run, 1, device).wall_s)
             if len(samples) >= 3 and now() - begin > limit_s:
                 break

@@ -47,7 +47,7 @@ class MeasurementSettings:
     min_effect: float = 0.01
     confidence: float = 0.99
     half_width: float = 0.005
-    budget_s: float = 40.0
+    budget_s: float = 20.0
     controls: bool = True
     cold_caches: bool = False
     lock_clocks: bool = False

@@ -117,7 +117,7 @@ def test_more_processes_and_an_interval_that_is_narrow_enough() -> None:
     with pytest.raises(ConfigError, match="textbook decides nothing"):
         workloads.experiment_of(["measurement=textbook"])
     asked = workloads.with_effort(several, 2, 0.02).measurement
-    assert (asked.processes_min, asked.processes_max, asked.budget_s, asked.half_width) == (10, 30, 80.0, 0.02)
+    assert (asked.processes_min, asked.processes_max, asked.budget_s, asked.half_width) == (10, 30, 40.0, 0.02)
     assert workloads.with_effort(one, 2, None).measurement.processes_min == 5
     assert workloads.with_effort(several, 1, 0.001).measurement == several.measurement
 

@@ -100,12 +100,12 @@ def test_a_comparison_says_so_when_its_arms_are_set_up(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "about 1 min; it ends earlier when it is precise"),
+        ([], "about 40 s; it ends earlier when it is precise"),
         (["measurement=quick"], "about 30 s"),
         (["verify=only"], "about 20 s"),
         (["mode=profile"], "about 20 s"),
         (["mode=auto", "auto.budget=5m"], "at most 5 min (auto.budget)"),
-        (["mode=auto", "auto.budget=30m", "auto.trials=2"], "about 3 min"),
+        (["mode=auto", "auto.budget=30m", "auto.trials=2"], "about 2 min"),
     ],
 )
 def test_a_run_says_at_its_start_how_long_it_takes(
