@@ -283,8 +283,8 @@ def empty_timer_s(device: torch.device) -> float:
 def warm_up(run: Callable[[], object], device: torch.device, limit_s: float) -> list[float]:
     """Run until a window's median is at most 2 % below that of the window before, or `limit_s` has passed.
 
-    A window is 20 steps and at least `WINDOW_S`; a step so long that 20 do not fit is a window of its own. Steps that get
-    slower are warm: caches and clocks make them faster, and what slows them meets the other arm's blocks, too.
+    A window is 20 steps and at least `WINDOW_S`; a step so long that 20 do not fit is a window of its own. Steps that
+    get slower are warm: caches and clocks make them faster, and what slows them meets the other arm's blocks, too.
 
     Returns:
         Seconds of single steps in the last two windows; the first window counts only if there is no other. If these

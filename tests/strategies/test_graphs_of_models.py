@@ -48,6 +48,28 @@ class Remembering(Tower):
         return self.last
 
 
+class Listing(Tower):
+    """As one that collects losses of its layers."""
+
+    def __init__(self, around: Callable[[], AbstractContextManager[object]]) -> None:
+        super().__init__(around)
+        self.found: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.found.append(super().forward(x))
+        return self.found[-1]
+
+
+class Buffers(Tower):
+    def __init__(self, around: Callable[[], AbstractContextManager[object]]) -> None:
+        super().__init__(around)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        return super().forward(x)
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "autocast": (lambda: Tower(lambda: torch.autocast("cpu", torch.bfloat16)), "changes torch.is_autocast_enabled"),
     "no_grad": (lambda: Tower(torch.no_grad), "changes torch.is_grad_enabled"),
@@ -56,6 +78,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "checkpoint": (lambda: Checkpointed(nullcontext), "changes hooks for saved tensors"),
     "counter": (lambda: Counting(nullcontext), "assigns self.calls"),
     "state": (lambda: Remembering(nullcontext), "assigns self.last"),
+    "list": (lambda: Listing(nullcontext), "assigns self.found"),
+    "buffer": (lambda: Buffers(nullcontext), "assigns self.steps"),
 }
 
 
@@ -69,8 +93,28 @@ def program(model: nn.Module) -> Program:
 def test_strategies_that_work_on_graphs_say_what_a_graph_would_leave_out(case: str, streams: object) -> None:
     make, words = CASES[case]
     for strategy in (Streams(), Inplace()):
+        model = make()
+        before = repr(model.state_dict()), getattr(model, "calls", 0), [*getattr(model, "found", [])]
         with pytest.raises(Unsupported, match=rf"torch\.fx cannot trace this model \(its forward {words}"):
-            strategy.apply(program(make()))
+            strategy.apply(program(model))
+        assert (repr(model.state_dict()), getattr(model, "calls", 0), [*getattr(model, "found", [])]) == before
+
+
+def test_operations_on_buffers_alone_are_part_of_the_graph() -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.mean.mul_(0.5)
+            return (x - self.mean).relu()
+
+    model = Mean()
+    graph = Inplace().apply(program(model))[0]
+    assert model.mean.tolist() == [1.0] * 4
+    graph.model(torch.zeros(2, 4))
+    assert model.mean.tolist() == [0.5] * 4
 
 
 def test_a_plain_model_is_traced_wherever_it_is_called() -> None:
