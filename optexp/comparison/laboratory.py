@@ -31,6 +31,7 @@ from optexp.strategy import Composed, Strategy, compose
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 
+ENDING = 0.05  # share of the budget in which a trial that is cut off may still be ending
 USELESS = "the profiled program leaves it nothing to gain"
 
 
@@ -120,7 +121,7 @@ class Bench:
         try:
             with session.working("looks", "first looks at what may help"), within(session, end_s):
                 looks = TimedLooks(session, stack)
-                survey = screened(survey, stack, lambda proposal: not goal.hopeless(proposal.bound), looks)
+                survey = screened(survey, stack, lambda proposal: not goal.hopeless(proposal.bound), looks, looks.gain)
         except Failure as failure:
             session.result.notes.append(f"no first looks: {failure}")
         session.pool.end_workers()
@@ -197,7 +198,8 @@ class Bench:
         kept, full = self.rounds > 1, settings is self.settings
         longer = full and self.brief is not None
         known = not against or self.known is not None  # a first look needs the baseline's time
-        until_s = self.begin_s + self.session.experiment.auto.budget_s - (self.last_s() if kept else 0.0)
+        budget_s = self.session.experiment.auto.budget_s
+        until_s = self.begin_s + budget_s - (self.last_s() + ENDING * budget_s if kept else 0.0)
         trial, result = self.trials.compare(
             proposal.stack,
             against,

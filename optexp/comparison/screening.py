@@ -18,7 +18,7 @@ from optexp.strategy import Composed, Strategy, compose
 from optexp.support.units import ratio
 
 MANY = 8  # strategies, the most promising by their bounds
-GAIN = 1.1  # least speedup of the best of several looks; a smaller one may be noise
+GAIN = 1.1  # least speedup of the best of several looks at short steps; a smaller one may be noise
 
 Stack = Sequence[Strategy]
 
@@ -50,13 +50,16 @@ class Combination:
         return self.looked.speedup or 0.0
 
 
-def screened(survey: Survey, surveyed: Stack, worth: Callable[[Proposal], bool], timed: Timed) -> Survey:
+def screened(
+    survey: Survey, surveyed: Stack, worth: Callable[[Proposal], bool], timed: Timed, gain: float = GAIN
+) -> Survey:
     """The survey with its proposals in the order of first looks, the best combination before all.
 
     Args:
         surveyed: The stack that was profiled.
         worth: Whether a proposal may be tried at all.
         timed: Looks at stacks, each beside the surveyed one.
+        gain: Least speedup by which one more change is added to a combination.
     """
     members = _members(filter(worth, survey.proposals), surveyed)
     if len(members) < 2:
@@ -67,7 +70,7 @@ def screened(survey: Survey, surveyed: Stack, worth: Callable[[Proposal], bool],
         tried = _looked(together, timed)
         looks += tried
         leader = max(tried, key=lambda found: found.speedup)
-        if leader.speedup < GAIN * best.speedup:
+        if leader.speedup < gain * best.speedup:
             break
         beside = [found for found in tried if found.changes[:-1] == leader.changes[:-1]]
         failed = {found.changes[-1] for found in beside if found.looked.speedup is None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -21,7 +22,7 @@ from optexp.comparison.machine import Machine
 from optexp.comparison.quiet import Quiet, Unshared
 from optexp.config import Experiment, search_path
 from optexp.config.experiment import comparing
-from optexp.errors import RAN_OUT, ConfigError, Distrusted, Failure, NoReference
+from optexp.errors import RAN_OUT, SPENT, ConfigError, Distrusted, Failure, NoReference
 from optexp.measurement.environment import describe as describe_environment
 from optexp.measurement.gpu import UNREAD, Read
 from optexp.measurement.neighbours import looking_out, neighbours
@@ -37,6 +38,7 @@ from optexp.strategy import REASSOCIATES, Composed, Contract, Strategy
 from optexp.support.draws import Draws
 from optexp.support.memory_plan import PLANS, thriftier
 from optexp.support.stopwatch import Stopwatch
+from optexp.support.units import duration, rough
 from optexp.user_code.named_files import named
 from optexp.user_code.texts import digest
 from optexp.workers.arm import Arm
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from optexp.comparison.known_baseline import KnownBaseline
 
 # Keys that change how a comparison runs, and not what it compares.
+BY_FAR = 1.5  # times the remaining time of a search that a forecast exceeds: it may be too long itself
 NOT_COMPARED = {"replay", "device", "isolation", "verify", "horizon_steps", "timeout_s", "profile", "auto", "patch"}
 
 
@@ -263,12 +266,18 @@ class Session:
             told: Its answer when it was set up beside other arms.
             setup_s: Of the slower arm.
             verified: Number of steps that are checked on each set of inputs.
+
+        Raises:
+            Failure: A search has by far less time left.
         """
         workload, trains = self.workload, self.workload.mode != "forward"
         families = len(workload.families) - 1
         steps = Steps(told.step_s, told.compute_s, setup_s, verified, trains, workload.mode == "train", families)
         measured = self.experiment.verify != "only" and not self.settings.trials
-        if (seconds := total_s(steps, self.settings, measured)) < TOLD_S:
+        seconds = total_s(steps, self.settings, measured)
+        if seconds > BY_FAR * (left_s := self.pool.until_s - time.monotonic()):
+            raise Failure(SPENT, f"this takes about {rough(seconds)}, and {duration(max(left_s, 0.0))} are left: ended")
+        if seconds < TOLD_S:
             text = late(self.told_s, self.watch.total, seconds) if self.told_s else ""
             self.progress.expect(seconds, text and f"optexp: {text}")
             return

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from optexp.comparison.evaluation import rest
-from optexp.comparison.first_look import LOOKS, mean_s, rounds_of
-from optexp.comparison.screening import Looked, Stack
+from optexp.comparison.first_look import LOOKS, SHORT_S, mean_s, rounds_of
+from optexp.comparison.screening import GAIN, Looked, Stack
 from optexp.comparison.session import Session
 from optexp.errors import Failure, Unsupported
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 
+LONG_GAIN = 1.03  # least speedup of looks at long steps, whose times repeat
 SHARE = 0.4  # most of the remaining budget that the looks of one survey take
 ROOM = 3  # times the memory of the kept stack: another stack may need that much
 
@@ -23,6 +24,8 @@ class TimedLooks:
 
     Args:
         kept: The stack that has to be beaten.
+
+    gain: least speedup that is no noise
     """
 
     def __init__(self, session: Session, kept: Stack) -> None:
@@ -32,6 +35,7 @@ class TimedLooks:
         starting = session.pool.start({"kept": session.spec(kept)})["kept"]
         self.kept, setup = starting.arm, starting.setup.wait()
         self.rounds = rounds_of(setup.step_s)
+        self.gain = GAIN if setup.step_s < SHORT_S else LONG_GAIN
         after = gpu.free_mib() if gpu else None
         # A CPU's arms use all its cores, and would only wait for each other.
         self.abreast = 1

@@ -1,5 +1,6 @@
 """Minutes are announced before they are spent."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from optexp.comparison.forecast import (
 )
 from optexp.comparison.session import Session
 from optexp.config import Experiment, resolve, search_path
+from optexp.errors import SPENT, Failure
 from optexp.measurement.machine_load import MachineLoad
 from optexp.measurement.settings import MeasurementSettings
 from optexp.reporting.terminal import Progress
@@ -147,3 +149,18 @@ def test_what_a_command_left_open_is_said(
     asked = experiment(*arguments)
     monkeypatch.setattr(search_path, "typed", lambda: {text.partition("=")[0] for text in arguments})
     assert taken(asked) == said
+
+
+def test_a_trial_that_needs_far_more_than_the_rest_of_the_budget_ends_at_once(tmp_path: Path) -> None:
+    overrides = ["workload=sleep", "workload.ms=1", "isolation=none", "device=cpu", "measurement=quick"]
+    experiment = resolve(api.compose(overrides, {}, {}))
+    with Progress() as progress:
+        session = Session(experiment, "cpu", tmp_path, Stopwatch(), progress)
+        starting = session.pool.start({"baseline": session.spec(())})["baseline"]
+        told = starting.setup.wait()
+        session.pool.until_s = time.monotonic() + 60
+        session.forecast(starting.arm, told, 1.0, 1)
+        with pytest.raises(Failure, match=r"this takes about .* min, and (1 min|6|5)") as spent:
+            session.forecast(starting.arm, told, 150.0, 1)
+        assert spent.value.type == SPENT
+        session.close()

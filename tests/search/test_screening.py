@@ -91,6 +91,12 @@ def test_a_gain_that_may_be_noise_is_not_combined() -> None:
     assert [proposal.change for proposal in found.proposals] == ["amp", "inplace"]
 
 
+def test_a_small_gain_of_long_steps_is_combined() -> None:
+    timer = Timer({"amp": 1.5, "amp+inplace": 1.6, "amp+fusion": 1.53})
+    found = screened(survey("inplace", "amp", "fusion"), [], lambda _: True, timer, gain=1.03)
+    assert found.proposals[0].change == "amp+inplace"
+
+
 def test_what_is_refused_is_left_out_with_its_reason_and_what_fails_is_tried_last() -> None:
     speedups = {"streams": Looked(None, "streams: no branches", refused=True), "fusion": Looked(None, "crashed")}
     timer = Timer({**speedups, "amp": 1.5})

@@ -56,8 +56,8 @@ def text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def best(jobs: Sequence[Job]) -> str:
-    """The FASTER subset with the largest estimate; the empty one where none is FASTER."""
-    speedups = {job.stack: job.speedup for job in jobs if job.kind == SUBSET and job.verdict == Verdict.FASTER}
+    """The FASTER subset with the largest speedup that is certain; the empty one where none is FASTER."""
+    speedups = {job.stack: job.low for job in jobs if job.kind == SUBSET and job.verdict == Verdict.FASTER}
     return max(speedups, key=lambda stack: speedups[stack] or 0.0, default="")
 
 
