@@ -18,6 +18,7 @@ from optexp.strategy import Composed, Strategy, compose
 from optexp.support.units import ratio
 
 MANY = 8  # strategies, the most promising by their bounds
+CLOSE = 0.85  # of the leader's speedup: a rival of a combination is that fast
 GAIN = 1.1  # least speedup of the best of several looks at short steps; a smaller one may be noise
 
 Stack = Sequence[Strategy]
@@ -74,7 +75,8 @@ def screened(
             break
         beside = [found for found in tried if found.changes[:-1] == leader.changes[:-1]]
         failed = {found.changes[-1] for found in beside if found.looked.speedup is None}
-        front = [leader, *(_rivals(leader, tried, members) if best.stack is surveyed else [])]
+        least = 0.0 if best.stack is surveyed else CLOSE * leader.speedup
+        front = [leader, *(rival for rival in _rivals(leader, tried, members) if rival.speedup >= least)]
         members = {change: member for change, member in members.items() if change not in failed}
         best = leader
     known = {tuple(found.changes): found for found in looks}
@@ -85,9 +87,12 @@ def _rivals(
     leader: Combination, tried: Sequence[Combination], members: Mapping[str, Strategy]
 ) -> Sequence[Combination]:
     """The best of those that exclude the leader: in a combination it may gain more, as amp does than tf32."""
+
+    def excluded(found: Combination) -> bool:
+        return any(_with(leader, change, members[change]) is None for change in {*found.changes} - {*leader.changes})
+
     others = (found for found in tried if found is not leader and found.looked.speedup)
-    excluded = [found for found in others if _with(leader, found.changes[-1], members[found.changes[-1]]) is None]
-    return sorted(excluded, key=lambda found: -found.speedup)[:1]
+    return sorted(filter(excluded, others), key=lambda found: -found.speedup)[:1]
 
 
 def _members(proposals: Iterable[Proposal], surveyed: Stack) -> dict[str, Strategy]:

@@ -27,10 +27,9 @@ class DrawnSet:
     family: str = NORMAL
     smaller: bool = False
 
-    @property
-    def is_large(self) -> bool:
-        """Whether a second set may not fit beside this one."""
-        return any(sparse.nbytes(tensor) > LARGE for batch in self.batches for tensor in tensors_of(batch).values())
+    def larger_than(self, nbytes: int) -> bool:
+        """Whether a tensor has more bytes."""
+        return any(sparse.nbytes(tensor) > nbytes for batch in self.batches for tensor in tensors_of(batch).values())
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from optexp.equivalence.checksums import LARGE
 from optexp.equivalence.drawn_set import DrawnSet, Fp64Results, PythonState
 from optexp.equivalence.dropout import NoDropout, silence
 from optexp.equivalence.float64 import InFloat64, widened
@@ -26,6 +27,7 @@ from optexp.support.sparse import is_sparse
 from optexp.workload import Workload
 
 WIDEST = {"float64", "complex128"}
+TRIED = 2**20  # bytes of a batch's tensor: a trial of smaller ones on the host takes little time
 ROUNDED = 1e-4  # how far rates may be apart that only differ in how they were rounded
 
 
@@ -94,7 +96,7 @@ class Fp64Reference:
 
         Raises NoReference where the family changes no input, or the model does not take its values.
         """
-        if self.drawn.is_large:
+        if self.drawn.larger_than(LARGE):
             self._begin(DrawnSet(family=family))  # both sets at a time may not fit
         self._begin(self.source.draw(seed, count, family))
 
@@ -208,8 +210,8 @@ class Fp64Reference:
 
     def _outputs(self, index: int, batch: Batch) -> Outputs:
         """What the program's step returns."""
-        large = self.drawn_on.type == "cuda" and self.drawn.is_large  # a trial on the host takes seconds
-        looking = self.source.asserts.looking() if large else nullcontext()
+        looked = self.drawn_on.type == "cuda" and self.drawn.larger_than(TRIED)
+        looking = self.source.asserts.looking() if looked else nullcontext()
         try:
             with InFloat64(self.dtype), NoDropout(), self._noting(index), looking:
                 return self.program.step(self.program, batch)

@@ -30,7 +30,7 @@ class InputSource:
     targets: number of a batch's trailing tensors for the loss alone
     anew:    the last seed gives other batches than the seed before
     varied:  names of inputs that have held several values so far
-    asserts: whether a step may fail on other values; only steps of large batches are looked at
+    asserts: whether a step may fail on other values; steps of small batches are not looked at
     """
 
     def __init__(self, workload: Workload, device: torch.device, dtype: torch.dtype, seed: int, targets: int) -> None:

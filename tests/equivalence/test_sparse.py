@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from optexp.equivalence import input_families
+from optexp.equivalence.checksums import LARGE
 from optexp.equivalence.drawn_set import DrawnSet
 from optexp.equivalence.tensor_math import alike, identical
 from optexp.errors import ConfigError, NoReference
@@ -244,4 +245,4 @@ def test_on_a_gpu(tmp_path: Path, layout: str, held: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_set_with_sparse_batches_has_a_size(layout: str) -> None:
-    assert not DrawnSet(batches=[(made(layout), made(layout))]).is_large
+    assert not DrawnSet(batches=[(made(layout), made(layout))]).larger_than(LARGE)

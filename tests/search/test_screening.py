@@ -85,6 +85,20 @@ def test_the_best_rival_of_the_leader_is_combined_too() -> None:
     assert found.proposals[0].why == "first looks: graphs 1.20×, then fusion 2.50×"
 
 
+def test_a_rival_that_is_nearly_as_fast_is_combined_further() -> None:
+    timer = Timer({
+        "graph": 3.0, "graphs": 2.9, "fusion+graph": 3.7, "fusion+graphs": 3.6, "amp+fusion+graph": 3.9,
+        "amp+fusion+graphs": 4.3,
+    })  # fmt: skip
+    found = screened(survey("graph", "graphs", "fusion", "amp"), [], lambda _: True, timer, gain=1.03)
+    assert timer.rounds == [
+        ["graph", "graphs", "fusion", "amp"],
+        ["fusion+graph", "amp+graph", "fusion+graphs", "amp+graphs"],
+        ["amp+fusion+graph", "amp+fusion+graphs"],
+    ]
+    assert [proposal.change for proposal in found.proposals][:2] == ["amp+fusion+graphs", "fusion+graphs"]
+
+
 def test_a_gain_that_may_be_noise_is_not_combined() -> None:
     timer = Timer({"amp": 1.5, "amp+inplace": 1.6})
     found = screened(survey("inplace", "amp"), [], lambda _: True, timer)
