@@ -13,37 +13,41 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _OF_PROBABILITIES = frozenset(["binary_cross_entropy", "bernoulli", "bernoulli_", "multinomial", "normal"])
 _ASSERTIONS = frozenset(["_assert_async", "_assert_scalar"])
+_COUNTING = frozenset(["add", "sub", "mul", "clone", "copy", "_to_copy", "detach", "eq", "ne", "lt", "le", "gt", "ge"])
 _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class Asserting:
     """Whether a step has operations that may assert on what they are given.
 
-    These are assertions, operations that take probabilities or indices, and those of other libraries than PyTorch.
+    These are assertions, operations that take probabilities or indices, those of other libraries than PyTorch, and
+    operators of operators, as flex_attention.
+
+    may:    also where no step was looked at, or the step failed
+    looked: one step is enough
     """
 
     def __init__(self) -> None:
-        self.may = True  # as long as no step was looked at
-        self._looked = False
+        self.may, self.looked = True, False
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Look at the operations of a step; the first step that ends is enough."""
-        if self._looked:
-            yield
-            return
+        """Look at the operations of a step."""
+        self.looked = True
         with _Looking() as mode:
             yield
-        self.may, self._looked = mode.met, True
+        self.may = mode.met
 
 
 class _Looking(TorchDispatchMode):
+    supports_higher_order_operators = True
     met = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        name = func.overloadpacket.__name__
-        foreign = func.namespace not in ("aten", "prims")
+        foreign = func.namespace not in ("aten", "prims") or not isinstance(func, torch._ops.OpOverload)
+        name = "" if foreign else func.overloadpacket.__name__
         leaves = pytree.tree_leaves((args, kwargs))
-        indexed = any(isinstance(leaf, Tensor) and leaf.dtype in _INDICES for leaf in leaves)
+        integers = any(isinstance(leaf, Tensor) and leaf.dtype in _INDICES for leaf in leaves)
+        indexed = integers and name.rstrip("_") not in _COUNTING
         self.met |= foreign or indexed or name in _OF_PROBABILITIES or name in _ASSERTIONS
         return func(*args, **(kwargs or {}))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
+from torch import nn
 
+from optexp.equivalence import fp64_reference
 from optexp.equivalence.fp64_reference import Fp64Reference
 from optexp.equivalence.input_families import NORMAL
 from optexp.workloads.module import Module
@@ -60,6 +64,37 @@ def test_steps_aside_are_not_remembered(
         fp64.step(1, fp64.initial)
     assert fp64.results is before
     assert before.golden.keys() == {0}
+
+
+class NotLookedAt(nn.Linear):
+    """Its step fails where a mode looks at its operations, as flex_attention's does."""
+
+    def __init__(self) -> None:
+        super().__init__(192, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch._C._len_torch_dispatch_stack():
+            raise RuntimeError("no rule for this mode")
+        return super().forward(x.flatten(1))
+
+
+@pytest.mark.parametrize(("model", "may"), [(NotLookedAt, True), (None, False)])
+def test_a_step_that_does_not_run_where_its_operations_are_looked_at_runs_all_the_same(
+    net: type, model: type | None, may: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = net(mode="forward", **({"make": model} if model else {}))
+    fp64 = Fp64Reference(workload, CPU, torch.float32, 7)
+    expected = fp64_outputs(Fp64Reference(workload, CPU, torch.float32, 7))
+    monkeypatch.setattr(fp64_reference, "TRIED", 0)
+    fp64.drawn_on = cast(Any, SimpleNamespace(type="cuda"))
+    found = fp64_outputs(fp64)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+    assert (fp64.source.asserts.looked, fp64.source.asserts.may) == (True, may)
+
+
+def fp64_outputs(fp64: Fp64Reference) -> Mapping[str, torch.Tensor]:
+    fp64.draw(0, 1, NORMAL)
+    return fp64.step(0, fp64.initial)
 
 
 @pytest.mark.parametrize(("context", "kept"), [(Fp64Reference.aside, True), (Fp64Reference.unremembered, False)])
