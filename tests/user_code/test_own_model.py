@@ -53,7 +53,7 @@ def model(forward: str, init: str = "self.linear = nn.Linear(4, 4)") -> str:
 @pytest.mark.parametrize(
     ("text", "message", "frames"),
     [
-        ("import not_installed\nModel = 1", "No module named 'not_installed'", ["import not_installed"]),
+        ("import not_installed\nModel = 1" + INPUT, "No module named 'not_installed'", ["import not_installed"]),
         ("class Model(nn.Module)\n    pass", "SyntaxError", ["class Model(nn.Module)"]),
         (
             "def width(options):\n    return options['width']\n" + model("return x", "self.width = width({})"),
