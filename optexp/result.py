@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -34,6 +34,11 @@ class Speedup:
     high: float
     confidence: float
     processes: int
+
+    @property
+    def inverse(self) -> Speedup:
+        """Candidate over baseline: how many times slower."""
+        return replace(self, estimate=1 / self.estimate, low=1 / self.high, high=1 / self.low)
 
 
 @dataclass

@@ -132,8 +132,24 @@ class Amp(Strategy):
     def patch(self, notes: Notes, file: UserFile) -> str:
         if notes["loss_scaling"]:
             raise NotCovered("float16 needs a loss scale, and the file has no step that could hold one: use bfloat16")
-        autocast = f'torch.autocast("{file.device}", torch.{self.dtype})'
-        return "\n".join(f"{call} = {autocast}({call})" for call in file.calls)
+        lines = [f"{call} = under_autocast({call})" for call in file.calls]
+        return PATCH.format(device=file.device, dtype=self.dtype) + "\n".join(lines)
+
+
+# `torch.autocast(...)(call)` enters one object again where the model holds another of its class, and never leaves it.
+PATCH = """\
+import functools
+
+def under_autocast(call):
+    @functools.wraps(call)
+    def lower(*args, **kwargs):
+        with torch.autocast("{device}", torch.{dtype}):
+            return call(*args, **kwargs)
+
+    return lower
+
+
+"""
 
 
 def under_autocast(call: Callable[..., Any], device: torch.device, dtype: torch.dtype) -> Callable[..., Any]:

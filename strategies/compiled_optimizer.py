@@ -81,8 +81,8 @@ class CompiledOptimizer(Strategy):
 
 
 PATCH = """\
-def {name}(params, plain={name}):
-    optimizer = plain(params)
+def {name}(*args, plain={name}, **kwargs):
+    optimizer = plain(*args, **kwargs)
     for group in optimizer.param_groups:
         device = group["params"][0].device
         group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)  # a number would be compiled in

@@ -323,24 +323,28 @@ def predict(batch):
 # --- in a user's file --------------------------------------------------------------------------------------------
 
 GRAPHED = """\
+from itertools import chain
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 class Graphed:
     \"\"\"call(model, batch, *optimizers) as a CUDA graph: after WARMUP calls as they are, one is recorded and replayed.
 
-    Other shapes, float64, and a model that is not on a GPU run as they are.
+    Other shapes, float64, and a model that is not on a GPU run as they are. What a graph takes for constant is compared
+    at every call, and a change of it begins anew; a model whose forward assigns attributes is never recorded.
     \"\"\"
 
     def __init__(self, call):
-        self.call, self.held = call, []
+        self.call, self.known, self.dicts, self.filled, self.parameters = call, None, [], [], []
 
     def __call__(self, model, batch, *optimizers):
         leaves, form = tree_flatten(batch)
         shapes = [(leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        first = next(model.parameters())
-        held = [first, *(group for optimizer in optimizers for group in optimizer.param_groups)]
-        if [*map(id, held)] != [*map(id, self.held)] or first.data_ptr() != self.address:  # new, or another model
-            self.held, self.address, self.shapes, self.calls, self.graph = held, first.data_ptr(), shapes, 0, None
+        shapes.append(form)
+        if self.facts(self.constants(model, optimizers)) != self.known:  # new, or another model, mode or option
+            self.begin(model, optimizers, shapes)
+        if not self.parameters:
+            return self.call(model, batch, *optimizers)
+        first = self.parameters[0]
         if not first.is_cuda or first.dtype is torch.float64 or shapes != self.shapes:
             return self.call(model, batch, *optimizers)
         self.calls += 1
@@ -348,6 +352,8 @@ class Graphed:
             return self.aside(model, batch, *optimizers)
         if self.graph is None:
             self.record(model, leaves, form, optimizers)
+        elif not self.finds_gradients():
+            return self.call(model, batch, *optimizers)
         for static, leaf in zip(self.static, leaves):
             if isinstance(leaf, torch.Tensor):
                 static.copy_(leaf, non_blocking=True)
@@ -360,6 +366,30 @@ class Graphed:
             parameter.grad = gradient
         return tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, self.result)
 
+    def constants(self, model, optimizers):
+        modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        options = (value for group in groups for name, value in group.items() if name != "lr")  # a graph reads the rate
+        return [model, *modes, *groups, *options, *chain.from_iterable(map(dict.values, self.filled))]
+
+    def facts(self, constants):
+        memory = [(parameter.data_ptr(), parameter.requires_grad) for parameter in self.parameters]
+        return [*map(id, constants)], [*map(len, self.dicts)], memory
+
+    def begin(self, model, optimizers, shapes):
+        attributes = [vars(module) for module in model.modules()]  # modes, hooks, layers, parameters and others
+        self.dicts = [*attributes, *(value for own in attributes for value in own.values() if isinstance(value, dict))]
+        self.filled, self.parameters = [*filter(None, self.dicts)], [*model.parameters()]
+        self.held = self.constants(model, optimizers)  # as the id of what is gone may be another's
+        self.known, self.shapes, self.calls, self.graph = self.facts(self.held), shapes, 0, None
+
+    def finds_gradients(self):
+        for parameter, was, then in self.found:
+            cleared = was is not None and then is not None and then is not was  # by the call itself
+            if (parameter.grad is None) if cleared else (parameter.grad is not was):
+                return False  # a graph adds to the gradient that it found, or to none
+        return True
+
     def aside(self, *arguments):
         here, side = torch.cuda.current_stream(), torch.cuda.Stream()
         side.wait_stream(here)
@@ -369,27 +399,29 @@ class Graphed:
         return result
 
     def record(self, model, leaves, form, optimizers):
-        device = self.held[0].device
+        device = self.parameters[0].device
         self.static = [leaf.to(device, copy=True) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        for group in self.held[1:]:
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        for group in groups:
             group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)  # not a number
+        found = [(p, p.grad) for p in self.parameters] if torch.is_grad_enabled() else []
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a loader may pin memory meanwhile
             self.result = self.call(model, tree_unflatten(self.static, form), *optimizers)
         plain = (torch.Tensor, bool, int, float, str, type(None))
         if other := [leaf for leaf in tree_flatten(self.result)[0] if not isinstance(leaf, plain)]:
             raise TypeError(f"what is recorded returns tensors, in lists and dicts, and no {type(other[0]).__name__}")
-        learns = torch.is_grad_enabled()
-        self.gradients = [(p, p.grad) for p in model.parameters() if learns and p.grad is not None]
-        self.rates = [(group, group["lr"]) for group in self.held[1:]]
+        self.found = [(p, was, p.grad) for p, was in found]
+        self.gradients = [(p, p.grad) for p, _ in found if p.grad is not None]
+        self.rates = [(group, group["lr"]) for group in groups]
         self.graph = graph
 
 
 """
 
 GRAPHED_STEP = """\
-def {optimizer}(params, plain={optimizer}):
-    optimizer = plain(params)
+def {optimizer}(*args, plain={optimizer}, **kwargs):
+    optimizer = plain(*args, **kwargs)
     for group in optimizer.param_groups:
         first = group["params"][0]
         if first.is_cuda:  # where a graph reads them

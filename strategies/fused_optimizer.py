@@ -98,8 +98,8 @@ class FusedOptimizer(Strategy):
 
 
 PATCH = """\
-def {name}(params, plain={name}):
-    optimizer = plain(params)
+def {name}(*args, plain={name}, **kwargs):
+    optimizer = plain(*args, **kwargs)
     for options in (optimizer.defaults, *optimizer.param_groups):
         options.update({options})
     return optimizer

@@ -203,7 +203,7 @@ class Fusion(Strategy):
     def patch(self, notes: Notes, file: UserFile) -> str:
         if self.ours or self.backend == "torchscript":
             raise NotCovered(f"backend={self.backend} is code of optexp's, which repro.py carries along")
-        if notes["captures"]:
+        if self.mode in CAPTURING:  # on a CPU, too: the file may run on a GPU
             raise NotCovered(f"mode={self.mode} overwrites the results of a call at the next, which the file may keep")
         values = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         given = "".join(f', {name}="{v}"' if isinstance(v, str) else f", {name}={v}" for name, v in values.items())

@@ -89,7 +89,7 @@ class Inplace(Strategy):
             infer_shapes(traced, *program.arguments(batch))
         rewritten, kept = Rewriter(traced, program.trains).run()
         notes = {"rewritten": len(rewritten), "operations": dict(Counter(rewritten)), "kept": dict(Counter(kept))}
-        notes |= {"code": code_of(traced), "trains": program.trains}
+        notes |= {"code": code_of(traced)}
         put_in(program.model, traced)
         return program, notes
 
@@ -108,36 +108,10 @@ class Inplace(Strategy):
         return f"from types import MethodType\n{notes['code']}\n\nmodel.forward = MethodType(rewritten, model)"
 
     def patch(self, notes: Notes, file: UserFile) -> str:
-        if notes["code"] is None:
-            raise NotCovered("the rewritten forward needs values that the traced model alone holds")
-        if file.forward == file.model:
-            raise NotCovered(f"{file.model} is a function, and what is rewritten is a class's forward")
-        code = str(notes["code"]).replace(f"from {__name__} import unless_autocast\n", "")
-        if "import optexp" in code or "from optexp" in code:
-            raise NotCovered("the rewritten forward calls functions of optexp's")
-        applies = "self.training" if notes["trains"] else "not (self.training or torch.is_grad_enabled())"
-        helper = UNLESS_AUTOCAST * ("unless_autocast(" in code)
-        bound = PATCH.format(forward=file.forward, applies=applies)
-        return "\n".join(["import functools", helper + code.strip("\n"), bound])
-
-
-UNLESS_AUTOCAST = """\
-def unless_autocast(name, tensor, *args, **kwargs):  # which picks dtypes by what it finds
-    own_memory = torch.is_autocast_enabled(tensor.device.type)
-    return getattr(tensor, name if own_memory else f"{name}_")(*args, **kwargs)
-
-
-"""
-
-PATCH = """
-
-@functools.wraps({forward})
-def in_place(self, *args, plain={forward}, **kwargs):
-    return (rewritten if {applies} else plain)(self, *args, **kwargs)
-
-
-{forward} = in_place
-"""
+        raise NotCovered(
+            "the rewritten forward is the graph of this one model, which other arguments of its class, changed"
+            " attributes and edits of the file would not reach; repro.py holds it"
+        )
 
 
 def trace(model: nn.Module) -> fx.GraphModule:

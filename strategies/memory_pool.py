@@ -76,6 +76,17 @@ class MemoryPool(Strategy):
             )
         return None
 
+    def unsupported(self, program: Program, device: torch.device) -> str | None:
+        if self.kind != "workspace" or len(workspaces_of(program.model)) > 1:
+            return self.unsupported_on(device)
+        with preserved(program):  # some make theirs in the first step
+            program.run()
+            count = len(workspaces_of(program.model))
+        if count > 1:
+            return None
+        kept = "one module keeps" if count else "no module keeps"
+        return f"{kept} scratch memory as `self.workspace`, and sharing takes two: leave memory_pool out"
+
     def apply(self, program: Program) -> tuple[Program, Notes]:
         if self.kind == "private":
             pool = torch.cuda.MemPool()
@@ -172,9 +183,14 @@ def in_pool(segment: Mapping[str, Any], pool: torch.cuda.MemPool) -> bool:
     return tuple(segment.get("segment_pool_id", ())) == tuple(pool.id)
 
 
+def workspaces_of(model: nn.Module) -> list[tuple[nn.Module, Tensor]]:
+    """Modules that keep scratch memory as `self.workspace`, and that memory."""
+    return [(m, w) for m in model.modules() if isinstance(w := vars(m).get("workspace"), Tensor)]
+
+
 def share_workspaces(model: nn.Module) -> dict[str, Any]:
     """Give all modules with a workspace one common workspace, as large as the largest; they use it in turn."""
-    kept = [(m, w) for m in model.modules() if isinstance(w := vars(m).get("workspace"), Tensor)]
+    kept = workspaces_of(model)
     largest: dict[Any, int] = {}
     for _, w in kept:
         largest[w.dtype, w.device] = max(extent(w), largest.get((w.dtype, w.device), 0))

@@ -154,8 +154,8 @@ class PinnedMemory(Strategy):
 
 
 PATCH = """\
-def {name}(plain={name}):
-    loader = plain()
+def {name}(*args, plain={name}, **kwargs):
+    loader = plain(*args, **kwargs)
 {lines}
     return loader
 """

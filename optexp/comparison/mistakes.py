@@ -6,6 +6,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from optexp.comparison.machine import choose_device
+from optexp.comparison.suggestions import require_installed
 from optexp.config import resolve
 from optexp.user_code.named_files import require_syntax
 from optexp.workload import Workload
@@ -27,5 +28,7 @@ def refuse(config: DictConfig, workload: Workload | None = None, elsewhere: bool
     asked = experiment.device
     device = asked if elsewhere and asked.startswith("cuda") else choose_device(asked)
     experiment.workload.resolve(torch.device(device).type)
+    if experiment.mode == "auto":
+        require_installed(experiment.auto)
     for strategy in (*experiment.strategies, *experiment.baseline):
         strategy.check_options()

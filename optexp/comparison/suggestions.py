@@ -12,11 +12,12 @@ from types import MappingProxyType
 import cloudpickle
 
 from optexp.config import search_path
-from optexp.errors import Unsupported
+from optexp.config.auto_settings import AutoSettings
+from optexp.errors import ConfigError, Unsupported
 from optexp.profiling.diagnosis import diagnose
 from optexp.profiling.view import View
 from optexp.records.profile import Bottleneck, Calibration
-from optexp.schema import build, plain
+from optexp.schema import build, plain, suggest
 from optexp.strategy import Remedy, Strategy, compose, named
 from optexp.trace import Trace
 from optexp.workers.arm import Arm
@@ -48,6 +49,15 @@ def installed() -> Sequence[Strategy]:
     told why.
     """
     return _built(Path.cwd(), *search_path.options("strategy"))
+
+
+def require_installed(settings: AutoSettings) -> None:
+    """Raises ConfigError where a search names a strategy that does not exist."""
+    known = [strategy.name for strategy in installed()]
+    for key in ("among", "without"):
+        for name in getattr(settings, key) or ():
+            if name not in known:
+                raise ConfigError(f"auto.{key}: {name} is no strategy{suggest(name, known)}")
 
 
 @lru_cache(maxsize=1)

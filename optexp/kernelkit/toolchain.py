@@ -94,14 +94,14 @@ def counted() -> dict[str, float]:
 
 
 def _ended(reason: Any) -> str:
-    """The line and cause of a graph break; "" without a line."""
+    """The line and cause of a graph break; "" without a line that is not torch's own, as those of an optimizer are."""
     return f"{place(frame.filename, frame.lineno)} ({cause(reason.reason)})" if (frame := _own(reason)) else ""
 
 
 def _own(reason: Any) -> Any:
-    """The innermost frame outside torch, else the innermost; None where there is no frame."""
+    """The innermost frame outside torch; None where there is none."""
     own = [frame for frame in reason.user_stack if not frame.filename.startswith(_TORCH)]
-    return (own or list(reason.user_stack) or [None])[-1]
+    return own[-1] if own else None
 
 
 def _varied_at(reason: str) -> str:

@@ -40,6 +40,7 @@ _BREAK = re.compile(
 )
 _WRAPPED = re.compile(r"^(?:Encountered graph break when|Failed to handle graph break gracefully).*?\n\n", re.DOTALL)
 _TORCH_OWN = "(external_utils.py:"
+_IN_TORCH = re.compile(r"[/\\](?:site|dist)-packages[/\\]torch[/\\]")  # in a path
 _UNRESUMED = "Failed to handle graph break gracefully"
 
 
@@ -157,6 +158,7 @@ class _Parser:
     aot:      AOTAutograd's graphs, by direction
     waiting:  texts by stage, until generated code names their direction
     compiled: compilations that succeeded
+    inside:   graph breaks at lines of torch's; foreign: compilations of torch's own functions, as an optimizer's step
     """
 
     log: CompilerLog
@@ -166,6 +168,8 @@ class _Parser:
     breaks: list[tuple[str, GraphBreak]] = field(default_factory=list)
     recompile_reasons: dict[str, list[str]] = field(default_factory=dict)
     compiled: set[str] = field(default_factory=set)
+    inside: list[tuple[str, GraphBreak]] = field(default_factory=list)
+    foreign: set[str] = field(default_factory=set)
 
     def take_graph(self, event: Event) -> bool:
         """Take the text of a graph; False for another event."""
@@ -189,7 +193,8 @@ class _Parser:
         name = event.kind.removeprefix("artifact:")
         if name == "dynamo_graph_break_reason":
             if found := _graph_break(event.payload):
-                self.breaks.append((event.compile_id, found))
+                torchs = _IN_TORCH.search(event.payload.partition("\n")[0])
+                (self.inside if torchs else self.breaks).append((event.compile_id, found))
         elif name == "recompile_reasons":
             self.recompile_reasons[event.compile_id] = _list(event.payload)
         elif name == "optexp_cudagraph_skip":
@@ -199,6 +204,8 @@ class _Parser:
             self.log.sections[-1].cached = True
         elif event.kind == "compilation_metrics":
             _measured(event, self.log.functions, self.compiled)
+            if _IN_TORCH.search(event.metadata.get("co_filename") or ""):
+                self.foreign.add(event.compile_id)
 
     def finish(self) -> None:
         """Add to the log the facts that need all events."""
@@ -211,7 +218,8 @@ class _Parser:
         for compile_id, function in log.functions.items():
             if _TORCH_OWN in function and (called := text.targets(self.captured.get(compile_id, ""))):
                 log.functions[compile_id] = called[0]  # a library's function inside one of torch's wrappers
-        log.breaks += _merged_breaks(self.breaks)
+        met = [(compile_id, ended) for compile_id, ended in self.inside if compile_id not in self.foreign]
+        log.breaks += _merged_breaks([*self.breaks, *met])  # a user can change neither line where both are torch's
         log.recompiles += _merged_recompiles(self.recompile_reasons, log.functions, self.compiled)
 
 

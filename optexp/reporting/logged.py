@@ -180,6 +180,8 @@ def brief(result: Result) -> str:
     gain = ""
     if speedup and result.verdict is Verdict.INCONCLUSIVE:
         gain = f" {low_to_high(speedup.low, speedup.high)}×"
+    elif speedup and result.verdict is Verdict.SLOWER:
+        gain = f" at least {at_least(speedup.inverse.low)}×"
     elif speedup:
         gain = f" at least {at_least(speedup.low)}×" if sure else f" {ratio(speedup.estimate)}"
     shown = {row.name: row for row in summary.rows(result)}

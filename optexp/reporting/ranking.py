@@ -60,20 +60,32 @@ class RankedRow:
     # --- figures as text ---------------------------------------------------------------------------------------
 
     @property
+    def said(self) -> Speedup | None:
+        """The speedup as the headline says it: how many times slower, where the stack is."""
+        return self.speedup.inverse if self.speedup and self.slower else self.speedup
+
+    @property
+    def slower(self) -> str:
+        """The word behind a figure of `said`."""
+        return " slower" if self.verdict is Verdict.SLOWER else ""
+
+    @property
     def at_least(self) -> str:
-        """The lower end of the speedup; empty where the interval decides nothing."""
-        return f"{at_least(self.speedup.low)}×" if self.speedup and self.verdict is not Verdict.INCONCLUSIVE else ""
+        """The lower end; empty where the interval decides nothing."""
+        return (
+            f"{at_least(self.said.low)}×{self.slower}" if self.said and self.verdict is not Verdict.INCONCLUSIVE else ""
+        )
 
     @property
     def estimate(self) -> str:
-        return ratio(self.speedup.estimate) if self.speedup else ""
+        return f"{ratio(self.said.estimate)}{self.slower}" if self.said else ""
 
     @property
     def interval(self) -> str:
         """The estimate with both ends; the ends alone where they decide nothing."""
-        if self.speedup is None:
+        if self.said is None:
             return ""
-        ends = low_to_high(self.speedup.low, self.speedup.high)
+        ends = low_to_high(self.said.low, self.said.high)
         return f"undecided, {ends}" if self.verdict is Verdict.INCONCLUSIVE else f"{self.estimate} ({ends})"
 
     @property

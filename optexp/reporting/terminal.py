@@ -125,10 +125,8 @@ def show(result: Result, folder: Path, run: Run | None = None) -> None:
     console = output()
     for line in opening(result):
         console.print(line, soft_wrap=True)
-    if result.verdict is Verdict.UNSUPPORTED and not result.trials:
-        console.print(Padding(locations(folder, run), (0, 0, 0, 2), expand=False))
-        return
-    parts = spaced([*body(result), locations(folder, run)])
+    refused = result.verdict is Verdict.UNSUPPORTED and not result.trials
+    parts = spaced([*([] if refused else body(result)), locations(folder, run)])
     console.print(Padding(Group(*parts), (1, 0, 1, 2), expand=False))
 
 
@@ -190,7 +188,9 @@ def body(result: Result) -> list[RenderableType]:
     if result.verdict.measured:
         return [comparison(result), labelled(_facts(result)), *trial_tables.tables(result)]
     verified = summary.verified(result) if result.equivalence and result.equivalence.ok else ""
-    facts = labelled([("verified", verified), *_remarks(result), ("now", summary.what_now(result))])
+    engaged = "; ".join(summary.evidence(result)) if result.verdict is Verdict.VERIFIED else ""  # else the headline's
+    first = [("verified", verified), ("evidence", engaged)]
+    facts = labelled([*first, *_remarks(result), ("now", summary.what_now(result))])
     return [facts, *trial_tables.tables(result)]
 
 

@@ -116,9 +116,8 @@ def headline(result: Result, precision: str, against: str, weakness: str | None)
     verdict, speedup, baseline, candidate = result.verdict, result.speedup, result.baseline, result.candidate
     assert speedup is not None
     than = "" if against == "baseline" else f" than {against}"
-    estimate, low, high = speedup.estimate, speedup.low, speedup.high
-    if verdict is Verdict.SLOWER:  # how many times slower, in every figure of the line
-        estimate, low, high = 1 / estimate, 1 / high, 1 / low
+    said = speedup.inverse if verdict is Verdict.SLOWER else speedup
+    estimate, low, high = said.estimate, said.low, said.high
     processes = "one process" if speedup.processes == 1 else f"{speedup.processes} processes"
     if result.measurement and (spread := result.measurement.spread):
         known = "as earlier runs on this device differ" if "earlier" in spread.source else "as is usual"

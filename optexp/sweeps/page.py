@@ -272,8 +272,9 @@ class _Scale:
 
 
 def _cells(row: RankedRow) -> list[str]:
-    found = row.speedup
-    low, high = low_to_high(found.low, found.high).split(" to ") if found else ("", "")
+    found = row.said
+    ends = low_to_high(found.low, found.high).split(" to ") if found else ("", "")
+    low, high = (f"{end}{row.slower}" for end in ends)
     job = row.link.partition("/")[0]
     return [
         job,
@@ -281,7 +282,7 @@ def _cells(row: RankedRow) -> list[str]:
         row.strategy,
         str(row.verdict),
         low,
-        row.estimate.rstrip("×"),
+        row.estimate.replace("×", ""),
         high,
         row.time,
         row.memory,

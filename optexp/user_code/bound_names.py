@@ -42,6 +42,38 @@ def missing(file: Path, name: str) -> list[str] | None:
     return [one for one in (*classes, *_other_names(tree), *functions) if not one.startswith("_")]
 
 
+def init_parameters(file: Path, name: str) -> list[str] | None:
+    """Parameters of a class's own `__init__` by name; None where the source does not tell which ones it takes.
+
+    It tells nothing of what a decorator, a metaclass or another statement may put in its place.
+    """
+    path = file.resolve()
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError, OSError):
+        return None
+    bound = [one for one in tree.body if name in {*_bound(one)}]
+    if str(path).startswith(INSTALLED) or len(bound) != 1 or not isinstance(kind := bound[0], ast.ClassDef):
+        return None
+    made = [one for one in kind.body if isinstance(one, ast.FunctionDef) and one.name in ("__init__", "__new__")]
+    if kind.decorator_list or kind.keywords or len(made) != 1 or made[0].decorator_list or made[0].args.kwarg:
+        return None
+    return [one.arg for one in (*made[0].args.args[1:], *made[0].args.kwonlyargs)]
+
+
+def _bound(statement: ast.stmt) -> Iterator[str]:
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        yield statement.name
+        return
+    for one in ast.walk(statement):
+        if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield one.name
+        elif isinstance(one, ast.alias):
+            yield one.asname or one.name.partition(".")[0]
+        elif isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
+            yield one.id
+
+
 def _other_names(tree: ast.Module) -> Iterator[str]:
     """`Model` of `Model = Net` and of `Model = nets.Net`."""
     for one in tree.body:

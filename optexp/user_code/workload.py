@@ -6,6 +6,7 @@ Nothing of it runs before `build`, which happens in an arm: importing a user's f
 from __future__ import annotations
 
 import copy
+import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -105,6 +106,11 @@ class UserWorkload(Workload):
         for key, value, known in (("loss", self.loss, LOSSES), ("optimizer", self.optimizer, OPTIMIZERS)):
             if value is not None and value not in known:
                 raise ValueError(f"{key}={value} is not a choice{suggest(value, known)}")
+        for key, made in (("loss", LOSSES.get(self.loss or "")), ("optimizer", OPTIMIZERS.get(self.optimizer or ""))):
+            if made is not None:
+                taken = inspect.signature(made).parameters
+                for name in getattr(self, f"{key}_args").keys() - taken.keys():
+                    raise ValueError(f"{key}_args: {getattr(self, key)} takes no {name}{suggest(name, taken)}")
 
     @abstractmethod
     def load(self) -> Parts:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +20,7 @@ from optexp.records.patch import Patch
 from optexp.schema import suggest, typed
 from optexp.strategy import Notes, Strategy
 from optexp.user_code.adapters import maker
-from optexp.user_code.bound_names import missing
+from optexp.user_code.bound_names import init_parameters, missing
 from optexp.user_code.described_input import Input, draw, names_of
 from optexp.user_code.hugging_face import inputs_of, may_describe_itself, with_config
 from optexp.user_code.importing import import_file, require_file
@@ -78,9 +79,27 @@ class Module(UserWorkload):
                 if self.names.model != Names.model or FACTORY not in names:
                     raise ConfigError(self._no_model(names))
                 return replace(self, names=replace(self.names, model=FACTORY))
+            self._require_inputs(Path(self.path).expanduser())
         if self.target is not None:
             require_place(self.target, "workload.target")
+        self._require_known_arguments()
         return self
+
+    def _require_inputs(self, file: Path) -> None:
+        """Raises ConfigError where no statement of the file can give batches."""
+        names, loaders = missing(file, self.names.inputs), missing(file, self.names.loader)
+        if not self.inputs and names is not None and loaders is not None:
+            raise ConfigError(self._no_batches(names))
+
+    def _require_known_arguments(self) -> None:
+        """Raises ConfigError where the model's class takes no argument of a name that `kwargs` gives."""
+        file, name = Path(self.path or "").expanduser(), self.names.model
+        if self.target is not None:
+            file, name = source(self.target) or file, self.target.rpartition(":" if ":" in self.target else ".")[2]
+        if (known := init_parameters(file, name)) is None:
+            return
+        for given in self.kwargs.keys() - {*known}:
+            raise ConfigError(f"workload.kwargs: {name} takes no {given}{suggest(given, known)}")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -153,10 +172,7 @@ class Module(UserWorkload):
         if drawn is None and has["inputs"] is not None:
             drawn = partial(_call_inputs, has["inputs"], file)
         if drawn is None and has["loader"] is None:
-            raise ConfigError(
-                f"{self.path} has neither {self.names.inputs}() nor {self.names.loader}(): define one,"
-                f" or describe the inputs, as in {EXAMPLE}"
-            )
+            raise ConfigError(self._no_batches(dir(file)))
         args, kwargs = self._init(has["init_inputs"])
         return Parts(
             maker(model, args, kwargs, self.names.model),
@@ -165,6 +181,18 @@ class Module(UserWorkload):
             has["loss"],
             has["optimizer"],
             has["train_step"],
+        )
+
+    def _no_batches(self, found: Iterable[str]) -> str:
+        """The sentence where the file has neither inputs nor a loader, but other names."""
+        near = [
+            f" (workload.names.{part}={name})"
+            for part in ("inputs", "loader")
+            for name in get_close_matches(getattr(self.names, part), list(found), n=1, cutoff=0.8)
+        ]
+        return (
+            f"{self.path} has neither {self.names.inputs}() nor {self.names.loader}(): define one"
+            f"{''.join(near[:1])}, or describe the inputs, as in {EXAMPLE}"
         )
 
     def _no_model(self, found: Sequence[str]) -> str:

@@ -162,6 +162,69 @@ def test_another_model_is_recorded_anew(pretended: Callable[[Any], None]) -> Non
     assert PretendedGraph.replays == 2
 
 
+def frozen(model: Any, optimizer: Any) -> None:
+    model.first.weight.requires_grad_(False)
+
+
+def swapped(model: Any, optimizer: Any) -> None:
+    model.second = torch.nn.Linear(16, 4)
+
+
+def hooked(model: Any, optimizer: Any) -> None:
+    model.first.register_forward_hook(lambda module, given, found: found * 2)
+
+
+def summed(model: Any, optimizer: Any) -> None:
+    model(torch.ones(2, 8)).sum().backward()
+
+
+CHANGES: dict[str, Callable[[Any, Any], object]] = {
+    "a part in evaluation": lambda model, optimizer: model.second.eval(),
+    "a number of the model": lambda model, optimizer: setattr(model, "scale", 2.0),
+    "an option of the optimizer": lambda model, optimizer: optimizer.param_groups[0].update(weight_decay=0.1),
+    "a parameter without gradient": frozen,
+    "another layer": swapped,
+    "a hook": hooked,
+    "gradients to add to": summed,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_graph_takes_for_constant_is_compared(change: str, pretended: Callable[[Any], None]) -> None:
+    text = MODEL.replace("* 0.5", "* self.scale").replace(
+        "        self.first", "        self.scale = 0.5\n        self.first"
+    )
+    plain, graphed = plain_and_graphed(text + PAIR + RETURNS.replace(*SGD), STEP_FILE, "True")
+    pretended(graphed.Graphed)
+    models = [plain.Model(), graphed.Model()]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [f.get_optimizer(m.parameters()) for f, m in zip((plain, graphed), models, strict=True)]
+    for index, batch in enumerate(batches(6)):
+        if index == 5:
+            for model, optimizer in zip(models, optimizers, strict=True):
+                torch.manual_seed(0)
+                CHANGES[change](model, optimizer)
+        for file, model, optimizer in zip((plain, graphed), models, optimizers, strict=True):
+            file.train_step(model, batch, optimizer)
+        for ours, theirs in zip(models[1].parameters(), models[0].parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert PretendedGraph.replays == 2, "the last step ran as it is"
+
+
+def test_arguments_of_other_names_are_no_replay(pretended: Callable[[Any], None]) -> None:
+    text = MODEL.replace("(self, x)", "(self, x, more=0, less=0)").replace("* 0.5", "* 0.5 + more - less")
+    plain, graphed = plain_and_graphed(text + INPUTS, FORWARD_FILE, "True")
+    pretended(graphed.Graphed)
+    models = [plain.Model().eval(), graphed.Model().eval()]
+    models[1].load_state_dict(models[0].state_dict())
+    x, y = torch.ones(16, 8), torch.ones(16, 4)
+    with torch.no_grad():
+        for name in ("more", "more", "more", "more", "less"):
+            results = [model(x, **{name: y}) for model in models]
+            torch.testing.assert_close(results[1], results[0])
+    assert PretendedGraph.replays == 1
+
+
 def test_training_and_evaluation_run_a_graphed_forward_as_it_is(pretended: Callable[[Any], None]) -> None:
     plain, graphed = plain_and_graphed(MODEL + INPUTS, FORWARD_FILE, "True")
     model, same = graphed.Model(), plain.Model()

@@ -137,13 +137,12 @@ def rest(after: bytes) -> bytes:
 
 CASES = [  # text, mode, stack, settings of the comparison of both files
     (MODEL + INPUTS, "forward", "amp", ("strategy.replace.precision=bfloat16",)),
-    (MODEL + INPUTS, "forward", "inplace", ()),
     (MODEL + INPUTS, "forward", "inference_mode", ()),
-    (MODEL + INPUTS, "forward", "inplace,amp,inference_mode", ("strategy.replace.precision=bfloat16",)),
-    (MODEL + PAIR + LOSS, "forward_backward", "inplace,amp", ("strategy.replace.precision=bfloat16",)),
+    (MODEL + INPUTS, "forward", "amp,inference_mode", ("strategy.replace.precision=bfloat16",)),
+    (MODEL + PAIR + LOSS, "forward_backward", "amp", ("strategy.replace.precision=bfloat16",)),
     (MODEL + PAIR + LOSS + OPTIMIZER, "train", "amp,fused_optimizer", ("strategy.replace.precision=bfloat16",)),
     (MODEL + PAIR + "loss = nn.MSELoss()\n", "forward_backward", "amp", ("strategy.replace.precision=bfloat16",)),
-    (MODEL + PAIR + LEARNS, "train", "inplace,fused_optimizer", ()),
+    (MODEL + PAIR + LEARNS, "train", "fused_optimizer", ()),
     (MODEL + LOADER + LEARNS, "train", "amp,fused_optimizer", ("strategy.replace.precision=bfloat16",)),
 ]
 IMAGES = MODEL.replace("nn.Linear(8, width)", "nn.Conv2d(3, width, 3)").replace(
@@ -151,7 +150,7 @@ IMAGES = MODEL.replace("nn.Linear(8, width)", "nn.Conv2d(3, width, 3)").replace(
 ) + INPUTS.replace("16, 8", "2, 3, 9, 9")
 CASES += [(IMAGES, "forward", "channels_last", ())]
 COMPILED = [
-    (MODEL + INPUTS, "forward", "inplace,fusion", ()),
+    (MODEL + INPUTS, "forward", "fusion", ()),
     (MODEL + PAIR + LOSS + OPTIMIZER, "train", "fusion,compiled_optimizer", ()),
     (MODEL + LOADER + LEARNS, "train", "amp,fusion,fused_optimizer", ("strategy.replace.precision=bfloat16",)),
 ]
@@ -174,6 +173,37 @@ def test_the_patched_file_is_the_program_that_was_verified(
     versions = ["strategy=replace", f"strategy.replace.target={new}", *settings]
     again = job(tmp_path / "again", root / "net.py", *versions, mode=mode)
     assert again.verdict is Verdict.VERIFIED, again.headline
+
+
+NESTED = MODEL.replace("width=16):", "width=8, inner=True):").replace(
+    "nn.Linear(width, 4)", "(Model(8, False) if inner else nn.Linear(width, 4))"
+)
+
+
+def test_autocast_ends_with_a_model_that_holds_another_of_its_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = repository(tmp_path, {"net.py": (NESTED + INPUTS).encode()})
+    job(tmp_path / "job", root / "net.py", stack="amp")
+    new = imported(applied(tmp_path, root, tmp_path / "job" / "optimized.patch", "net.py"), monkeypatch)
+    assert new.Model()(torch.ones(2, 8)).dtype is torch.bfloat16
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_other_arguments_of_a_function_reach_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = MODEL + LOADER + LEARNS
+    text = text.replace("get_optimizer(params)", "get_optimizer(params, rate=1e-2)").replace("lr=1e-2", "lr=rate")
+    text = text.replace("get_loader()", "get_loader(size=16)").replace("batch_size=16", "batch_size=size")
+    root = repository(tmp_path, {"net.py": text.encode()})
+    workload = Module(path=str(root / "net.py"), mode="train")
+    program = Program(torch.nn.Linear(1, 1), STEPS["forward"], ResidentFeed(torch.device("cpu")))
+    stack = [FusedOptimizer(), PinnedMemory(0)]
+    found = workload.patch(program, stack, {"pinned_memory": {"copies": False}})
+    assert found is not None
+    (tmp_path / "both.patch").write_bytes(found.diff)
+    new = imported(applied(tmp_path, root, tmp_path / "both.patch", "net.py"), monkeypatch)
+    assert new.get_optimizer([*new.Model().parameters()], 0.5).param_groups[0]["lr"] == 0.5
+    assert new.get_loader(size=8).batch_size == 8
 
 
 def test_the_patched_file_is_the_next_baseline(tmp_path: Path) -> None:
@@ -306,8 +336,11 @@ TAKEN = INPUTS + "inferring = 1\n"
          "fusion: backend=kernels is code of optexp's, which repro.py carries along"),
         (MODEL + INPUTS, {}, Fusion(mode="reduce-overhead"), {"captures": True},
          "fusion: mode=reduce-overhead overwrites the results of a call at the next, which the file may keep"),
-        (MODEL + INPUTS, {}, Inplace(), {"code": None, "trains": False},
-         "inplace: the rewritten forward needs values that the traced model alone holds"),
+        (MODEL + INPUTS, {}, Fusion(mode="max-autotune"), {"captures": False},
+         "fusion: mode=max-autotune overwrites the results of a call at the next, which the file may keep"),
+        (MODEL + INPUTS, {}, Inplace(), NONE,
+         "inplace: the rewritten forward is the graph of this one model, which other arguments of its class, changed"
+         " attributes and edits of the file would not reach; repro.py holds it"),
         (MODEL + PAIR + LOSS, {"mode": "train"}, CudaGraph(), {"parameters": 4},
          "cuda_graph: the file has no train_step"),
         (MODEL + INPUTS, {}, CudaGraph(scope="model"), NONE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,24 @@ def test_graph_breaks_have_their_line_their_cause_and_their_code(log: CompilerLo
         GraphBreak("net.py:11", "branch on the value of a tensor", 1, True, "if x.sum() > 1e9:"),
         GraphBreak("net.py:13", "call of print", 1, True, 'print(end="")'),
     ]
+
+
+OF_TORCH = """\
+V1128 17:28:32.767000 21510 torch/_dynamo/convert.py:5098] {"artifact": {"name": "dynamo_graph_break_reason"}, %(id)s}
+\tGraph break in user code at /env/lib/python3.11/site-packages/torch/optim/optimizer.py:79
+\tGraph Break Reason: Call to `torch._dynamo.graph_break()`
+V1128 17:28:32.867000 21510 torch/_dynamo/utils.py:2350] {"compilation_metrics": %(metrics)s, %(id)s}
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "found"),
+    [("/env/lib/python3.11/site-packages/torch/optim/adamw.py", []), ("/home/me/net.py", ["optimizer.py:79"])],
+)
+def test_graph_breaks_of_torchs_own_functions_are_no_ones_to_mend(file: str, found: list[str]) -> None:
+    metrics = json.dumps({"co_filename": file, "co_name": "step", "co_firstlineno": 3})
+    lines = OF_TORCH % {"id": '"frame_id": 0, "frame_compile_id": 0', "metrics": metrics}
+    assert [ended.place for ended in parse(events(lines.splitlines(keepends=True))).breaks] == found
 
 
 def test_a_recompilation_has_its_guards_and_the_limit(log: CompilerLog) -> None:

@@ -233,13 +233,16 @@ def predicted() -> Result:
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no browser")
 @pytest.mark.parametrize("result", [RESULTS["FASTER"], predicted()], ids=["compared", "profiled"])
 def test_a_page_fits_a_phone(result: Result, tmp_path: Path) -> None:
-    """No word of a table is broken into letters, and nothing lies beyond the edge."""
+    """No word of a table is broken into letters, nothing lies beyond the edge, and what is wide scrolls alone."""
     report.write(result, tmp_path / "page.html")
     script = """<script>onload = () => {
       const page = document.querySelector("iframe").contentDocument;
       const cells = [...page.querySelectorAll("td:first-child")];
       const narrow = cells.filter(cell => cell.innerText.length > 8 && cell.clientWidth < 60).length;
-      document.title = narrow + " narrow, " + Math.max(0, page.documentElement.scrollWidth - 390) + " beyond";
+      page.querySelectorAll("details").forEach(part => part.open = true);
+      const scrolled = [...page.querySelectorAll("section")].filter(part => part.scrollWidth > part.clientWidth).length;
+      const beyond = Math.max(0, page.documentElement.scrollWidth - 390);
+      document.title = `${narrow} narrow, ${beyond} beyond, ${scrolled} sections scrolled`;
       document.body.append(document.title);
     }</script>"""
     frame = '<iframe src="page.html" style="width:390px;height:4000px;border:0"></iframe>'
@@ -253,4 +256,4 @@ def test_a_page_fits_a_phone(result: Result, tmp_path: Path) -> None:
         "--dump-dom",
     ]
     done = subprocess.run([*command, str(tmp_path / "frame.html")], capture_output=True, text=True, timeout=60)
-    assert "<title>0 narrow, 0 beyond</title>" in done.stdout, done.stdout[-300:]
+    assert "<title>0 narrow, 0 beyond, 0 sections scrolled</title>" in done.stdout, done.stdout[-300:]

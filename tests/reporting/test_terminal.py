@@ -14,7 +14,7 @@ from optexp.records.measurement import About, Cache, Control, Measurement, Sever
 from optexp.records.profile import ArmProfile, ProfileRecord
 from optexp.reporting import ranking, summary, terminal
 from optexp.reporting.titles import titles
-from optexp.result import ArmSummary, Problem, Result, Verdict
+from optexp.result import ArmSummary, Engagement, Problem, Result, Verdict
 from optexp.support import units
 
 RESULTS = {path.stem.upper(): Result.read(path) for path in (Path(__file__).parents[1] / "results").glob("*.json")}
@@ -146,7 +146,7 @@ def test_shapes_that_take_turns_are_counted() -> None:
 def test_unsupported_is_its_reason_and_its_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "report.html").touch()
     terminal.show(RESULTS[Verdict.UNSUPPORTED], tmp_path)
-    _, report = capsys.readouterr().out.strip().splitlines()
+    _, _, report = capsys.readouterr().out.strip().splitlines()
     assert report.split() == ["report", str(tmp_path / "report.html")]
 
 
@@ -168,6 +168,19 @@ def test_a_measured_verdict_compares_the_arms(capsys: pytest.CaptureFixture[str]
     assert [label for label in labels if label in ("verified", "evidence", "why", "cost", "try next")] == [
         "verified", "evidence", "why", "cost", "try next",
     ]  # fmt: skip
+
+
+def test_a_verified_stack_shows_that_it_engaged(capsys: pytest.CaptureFixture[str]) -> None:
+    result = replace(RESULTS[Verdict.VERIFIED], evidence=[Engagement("fusion", True, "2 graphs compiled")])
+    lines = [re.split(r" {2,}", line.strip()) for line in shown(result, capsys).splitlines()]
+    assert ["evidence", "fusion: 2 graphs compiled"] in lines
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_a_blank_line_stands_below_the_headline(verdict: Verdict, capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(RESULTS[verdict], capsys)
+    opening = len(terminal.opening(RESULTS[verdict]))
+    assert text.splitlines()[opening] == ""
 
 
 def test_a_slower_candidate_is_never_called_faster(capsys: pytest.CaptureFixture[str]) -> None:

@@ -200,7 +200,7 @@ def test_mistakes_end_in_one_sentence(
     command_line: Callable[..., int], capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
     assert command_line(*QUICK, *arguments, "tracking.enabled=false") == 1
-    assert words in capsys.readouterr().out
+    assert words in "".join(capsys.readouterr())
 
 
 def test_a_stack_that_cannot_be_composed_is_still_taken_apart(command_line: Callable[..., int], tmp_path: Path) -> None:

@@ -101,6 +101,20 @@ def test_memory_is_not_shared_by_what_runs_side_by_side(kind: str):
 def test_a_cpu_has_no_cuda_allocator(build):
     assert "kind=workspace" in MemoryPool().unsupported(build(Mlp(dim=4)), CPU)
     assert MemoryPool("workspace").unsupported(build(SMALL), CPU) is None
+    assert "no module keeps scratch memory" in MemoryPool("workspace").unsupported(build(Mlp(dim=4)), CPU)
+
+
+def test_a_workspace_that_the_first_step_makes_is_one(build):
+    lazy = build(SMALL)
+    for index in (0, 2, 4):
+        del lazy.model[index].workspace
+        lazy.model[index].register_forward_pre_hook(make_workspace)
+    assert MemoryPool("workspace").unsupported(lazy, CPU) is None
+    assert "workspace" not in vars(lazy.model[0]), "the program stays as it was"
+
+
+def make_workspace(module, given) -> None:
+    module.workspace = vars(module).get("workspace", torch.empty(0, 0, 0))
 
 
 # --- one workspace

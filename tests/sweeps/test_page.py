@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from optexp.reporting import logged, wording
 from optexp.reporting.ranking import RankedRow
 from optexp.result import Result, Speedup, Verdict
 from optexp.sweeps import page
@@ -88,6 +89,18 @@ def test_tables_are_for_other_programs_and_for_people(tmp_path: Path) -> None:
     lines = (tmp_path / "table.md").read_text().splitlines()
     assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
     assert "| 2 | gelu | fusion | FASTER | 3.00 |" in lines[2]
+
+
+def test_a_slower_stack_has_the_figures_of_its_headline() -> None:
+    slow = job("mlp", "amp", Verdict.SLOWER, low=0.5)
+    slow = replace(slow, speedup=replace(slow.speedup, low=0.5, estimate=0.8, high=0.9))  # type: ignore[type-var]
+    row = RankedRow.of(slow, "mlp")
+    assert (row.at_least, row.estimate, row.interval) == (
+        "1.11× slower", "1.25× slower", "1.25× slower (1.11 to 2.00)",
+    )  # fmt: skip
+    assert row.at_least in wording.headline(slow, "float32", "baseline", None)
+    assert page._cells(row)[4:7] == ["1.11 slower", "1.25 slower", "2.00 slower"]
+    assert logged.brief(slow).startswith("**SLOWER at least 1.11×**")
 
 
 def test_a_sentence_stands_below_its_row_where_nothing_cuts_it() -> None:

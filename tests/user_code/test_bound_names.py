@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from optexp.user_code.bound_names import missing
+from optexp.user_code.bound_names import init_parameters, missing
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,23 @@ def test_a_package_has_its_modules(tmp_path: Path) -> None:
     (tmp_path / "net.py").touch()
     assert missing(tmp_path / "__init__.py", "net") is None
     assert missing(tmp_path / "__init__.py", "Net") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("class Net:\n    def __init__(self, a, b=2, *c, d, e=5): ...", ["a", "b", "d", "e"]),
+        ("class Net:\n    def __init__(self, a, **others): ...", None),
+        ("class Net(Base): ...", None),
+        ("@dataclass\nclass Net:\n    def __init__(self, a): ...", None),
+        ("class Net(Base, metaclass=Kind):\n    def __init__(self, a): ...", None),
+        ("class Net:\n    @wraps\n    def __init__(self, a): ...", None),
+        ("class Net:\n    def __init__(self, a): ...\nNet = partial(Net)", None),
+        ("def Net(a): ...", None),
+        ("class Net(:", None),
+    ],
+)
+def test_arguments_of_a_class_where_its_source_tells_them(text: str, found: list[str] | None, tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(text)
+    assert init_parameters(file, "Net") == found

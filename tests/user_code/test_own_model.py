@@ -11,9 +11,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 import optexp
-from optexp.comparison import runner
+from optexp.comparison import mistakes, runner
 from optexp.config import search_path
+from optexp.errors import ConfigError
 from optexp.result import Result, Verdict
+from optexp.sweeps.start import without_hydra
 from tests.reached import measured
 
 OUTSIDE = Path(__file__).parents[1] / "outside"
@@ -51,7 +53,7 @@ def model(forward: str, init: str = "self.linear = nn.Linear(4, 4)") -> str:
 @pytest.mark.parametrize(
     ("text", "message", "frames"),
     [
-        ("import not_installed\nModel = 1", "No module named 'not_installed'", ["import not_installed"]),
+        ("import not_installed\nModel = 1" + INPUT, "No module named 'not_installed'", ["import not_installed"]),
         ("class Model(nn.Module)\n    pass", "SyntaxError", ["class Model(nn.Module)"]),
         (
             "def width(options):\n    return options['width']\n" + model("return x", "self.width = width({})"),
@@ -307,11 +309,6 @@ def test_batches_keep_their_type(tmp_path: Path) -> None:
     [
         (["workload.optimizer=LBFGS"], "optimizer=LBFGS is not a choice"),
         (["workload.optimizer=Muon"], "optimizer=Muon: Muon only supports 2D parameters"),
-        (["workload.optimizer=SGD", "+workload.optimizer_args.momentumm=1"], "keyword argument 'momentumm'"),
-        (
-            ["workload.loss=cross_entropy", "+workload.loss_args.smooth=1"],
-            "loss_args of cross_entropy: ",
-        ),
         (["workload.loss=cross_entropy"], "output of shape [8, 4] with labels of shape [8]: Target"),
         (["workload.loss=mse_loss"], "with labels of shape [8]: The size"),
     ],
@@ -322,6 +319,30 @@ def test_mistakes_in_how_it_learns_are_one_sentence(tmp_path: Path, overrides: l
     assert result.verdict is Verdict.ERROR
     assert sentence in result.headline
     assert not (result.error and result.error.traceback)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            ["workload.optimizer=SGD", "+workload.optimizer_args.momentumm=1"],
+            "workload: optimizer_args: SGD takes no momentumm (did you mean momentum?",
+        ),
+        (
+            ["workload.loss=cross_entropy", "+workload.loss_args.smoothing=1"],
+            "workload: loss_args: cross_entropy takes no smoothing (did you mean label_smoothing?",
+        ),
+        (["+workload.kwargs.widht=8"], "workload.kwargs: Model takes no widht (did you mean width? allowed: width)"),
+        (["workload.names.inputs=inputs", "+workload.kwargs.width=4"],
+         "has neither inputs() nor get_loader(): define one, or"),
+        (["mode=auto", "auto.without=[fusoin]"], "auto.without: fusoin is no strategy (did you mean fusion?"),
+    ],
+)  # fmt: skip
+def test_names_that_do_not_exist_are_refused_before_a_job(tmp_path: Path, overrides: list[str], sentence: str) -> None:
+    path = written(tmp_path, model("return self.linear(x)").replace("__init__(self)", "__init__(self, width=4)"))
+    config = search_path.compose(["workload=module", path, "device=cpu", *overrides])
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        mistakes.refuse(without_hydra(config))
 
 
 def test_a_function_of_any_number_of_tensors_is_no_factory(tmp_path: Path) -> None:

@@ -17,13 +17,11 @@ from optexp.comparison.laboratory import Bench
 from optexp.comparison.modes import compare
 from optexp.comparison.search import Searched, search
 from optexp.comparison.session import Session
-from optexp.comparison.suggestions import installed
 from optexp.errors import SPENT, ConfigError, Failure
 from optexp.measurement.statistics import holm
 from optexp.records.trials import Search, Trial
 from optexp.reporting.wording import agreeing
 from optexp.result import Verdict
-from optexp.schema import suggest
 from optexp.strategy import Composed
 from optexp.support.units import at_least, duration
 
@@ -89,11 +87,6 @@ def refuse(session: Session) -> None:
     """`ConfigError` where a search could not decide."""
     if session.settings.trials:
         raise ConfigError("mode=auto needs intervals: leave measurement=textbook out")
-    known = [strategy.name for strategy in installed()]
-    for key in ("among", "without"):
-        for name in getattr(session.experiment.auto, key) or ():
-            if name not in known:
-                raise ConfigError(f"auto.{key}: {name} is no strategy{suggest(name, known)}")
     if session.experiment.auto.objective == "energy" and session.machine.gpu is None:
         raise ConfigError("auto.objective=energy reads the meter of an NVIDIA GPU, and there is none here: use time")
     if session.experiment.auto.objective == "energy" and not session.settings.load_s:
