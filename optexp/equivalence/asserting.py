@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from optexp.equivalence.eagerly import eagerly
 
 _OF_PROBABILITIES = frozenset(["binary_cross_entropy", "bernoulli", "bernoulli_", "multinomial", "normal"])
 _ASSERTIONS = frozenset(["_assert_async", "_assert_scalar"])
@@ -34,7 +37,7 @@ class Asserting:
     def looking(self) -> Iterator[None]:
         """Look at the operations of a step."""
         self.looked = True
-        with _Looking() as mode:
+        with eagerly(), _Looking() as mode:
             yield
         self.may = mode.met
 
@@ -44,7 +47,7 @@ class _Looking(TorchDispatchMode):
     met = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        foreign = func.namespace not in ("aten", "prims") or not isinstance(func, torch._ops.OpOverload)
+        foreign = func.namespace not in ("aten", "prims") or not isinstance(func, OpOverload)
         name = "" if foreign else func.overloadpacket.__name__
         leaves = pytree.tree_leaves((args, kwargs))
         integers = any(isinstance(leaf, Tensor) and leaf.dtype in _INDICES for leaf in leaves)

@@ -9,7 +9,7 @@ sees how far honest implementations lie apart, where the baseline by itself may 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from math import prod
 from random import Random
 from typing import Any
@@ -18,10 +18,12 @@ import numpy
 import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
+from torch._ops import OpOverload
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from optexp.equivalence.eagerly import eagerly
 from optexp.equivalence.rounding_steps import RoundingSteps
 
 RUNS = 4
@@ -72,12 +74,17 @@ _COMPOSITE = """
 DECOMPOSED = frozenset(_COMPOSITE.split())
 
 
+_ATTENTION = ("flex_attention", "flex_attention_backward")  # operators of operators
+
+
 class Reassociated(TorchDispatchMode):
     """Inside, reductions take another order and results another rounding, by `seed` (1, 2, ...).
 
     changed:  how many operators were
     coarsest: the largest eps of a dtype or arithmetic (TF32) that something was computed in
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -86,21 +93,23 @@ class Reassociated(TorchDispatchMode):
         self.changed, self.coarsest = 0, 0.0
 
     def __enter__(self) -> Reassociated:
-        self._attention = sdpa_kernel(SDPBackend.MATH)  # whose products and softmax are seen here
-        self._attention.__enter__()
+        self._around = ExitStack()
+        self._around.enter_context(sdpa_kernel(SDPBackend.MATH))  # whose products and softmax are seen here
+        self._around.enter_context(eagerly())
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self._attention.__exit__(*error)
+        self._around.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         real = [tensor for tensor in _tensors((args, [*kwargs.values()])) if tensor.dtype in _BITS]
-        if func.namespace != "aten" or not real or any(not _is_plain(tensor) for tensor in real):
+        whole = not isinstance(func, OpOverload) and func.name() in _ATTENTION
+        if (func.namespace != "aten" and not whole) or not real or any(not _is_plain(tensor) for tensor in real):
             return func(*args, **kwargs)
-        name = func.overloadpacket.__name__
+        name = "" if whole else func.overloadpacket.__name__
         if (reordered := _REORDERED.get(name)) is not None:
             result = reordered(self, func, *args, **kwargs)
         elif name in DECOMPOSED and func in decomposition_table:
@@ -108,7 +117,7 @@ class Reassociated(TorchDispatchMode):
                 result = decomposition_table[func](*args, **kwargs)
         elif name.removesuffix("_") in _ROUNDS:
             result = func(*args, **kwargs)
-        elif name.startswith(_WHOLE):
+        elif whole or name.startswith(_WHOLE):
             if real[0].is_cuda and "rnn" in name and torch.backends.cudnn.allow_tf32:
                 self.met(TF32)  # inside, where nothing can be seen
             moved = pytree.tree_map(self._neighbour, (args, kwargs))

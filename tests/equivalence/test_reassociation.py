@@ -6,8 +6,10 @@ import copy
 
 import pytest
 import torch
+import torch._dynamo
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
 from optexp.equivalence.reassociation import RUNS, Reassociated
 
@@ -181,3 +183,33 @@ def test_roundings_of_many_tensors_add_up_as_independent_ones() -> None:
         sums.append(float((moved.view(torch.int32) - x.view(torch.int32)).sum()))
     independent = (tensors * size / 8) ** 0.5  # each moves one result of eight by one last bit
     assert torch.tensor(sums, dtype=torch.float64).square().mean().sqrt().item() < 2 * independent
+
+
+def test_attention_that_compiles_itself_runs_in_other_orders_and_as_before_afterwards() -> None:
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        return flex_attention(x, x, x, score_mod=lambda score, b, h, i, j: score - 0.1 * (i - j).abs())
+
+    x = drawn(1, 2, 128, 16)
+    assert 0.2 < max(errors(attend, x)) < 8
+    assert attend(x).shape == x.shape
+
+
+def test_a_condition_is_no_obstacle() -> None:
+    def either(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 1e9, torch.sin, torch.cos, (x,)).sum(0)
+
+    x = drawn(64, 8)
+    for seed in SEEDS:
+        with Reassociated(seed):
+            assert torch.allclose(either(x), x.cos().sum(0))
+
+
+def test_compiled_functions_run_eagerly_meanwhile_and_compiled_afterwards() -> None:
+    compiled = torch.compile(lambda x: (x.sin() * 2).sum(0), backend="eager", fullgraph=True)
+    x = drawn(64, 8)
+    with Reassociated(1) as mode:
+        compiled(x)
+    assert mode.changed
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    compiled(x)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 1
