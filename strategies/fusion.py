@@ -121,7 +121,7 @@ class Fusion(Strategy):
                 "torch.compile gives up what forward saves during the first backward, and this step goes through its"
                 " graph again (create_graph=True or retain_graph=True): leave fusion out"
             )
-        return None
+        return None if self.ours else uncompiled(error)
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if self.backend != "inductor" and self.mode != "default":
@@ -331,6 +331,16 @@ def chosen(backend: str) -> list[Kernel]:
 
     every = kernels().values()
     return [replace(k, function=k.cuda) for k in every if k.cuda] if backend == "cuda" else list(every)
+
+
+def uncompiled(error: Exception) -> str | None:
+    """Why torch's compiler failed, where it did; memory that ran out in it is another matter."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    inner = getattr(error, "inner_exception", error)
+    if not isinstance(error, TorchDynamoException) or isinstance(inner, (MemoryError, torch.OutOfMemoryError)):
+        return None
+    return f"torch.compile fails on this step ({type(inner).__name__}: {first_line(inner)}): leave fusion out"
 
 
 def put_in(backend: str, captured: bool) -> tuple[dict[str, Any], Notes]:
