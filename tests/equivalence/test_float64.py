@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.ao import quantization
 
-from optexp.equivalence.float64 import InFloat64
+from optexp.equivalence.float64 import InFloat64, is_wide
 
 REQUESTS = {
     "to": lambda x: x.to(torch.float32),
@@ -37,6 +37,17 @@ def test_integers_and_bits_stay_what_they_are_and_the_mode_ends():
         assert torch.zeros(2, dtype=torch.int32).view(torch.float32).dtype is torch.float32
     assert torch.ones(2, dtype=torch.float64).float().dtype is torch.float32
     assert torch.get_default_dtype() is torch.float32
+
+
+def test_a_dtype_is_that_of_the_arms() -> None:
+    x, z = torch.zeros(4, dtype=torch.float64), torch.zeros(4, dtype=torch.complex128)
+    with InFloat64(torch.float32):
+        assert (x.dtype, z.dtype, x.int().dtype) == (torch.float32, torch.complex64, torch.int32)
+        assert is_wide(x.to(x.dtype))
+        assert is_wide(torch.zeros(2, dtype=x.dtype))
+        assert is_wide(x.view(x.dtype))
+    with InFloat64():
+        assert x.dtype is torch.float64
 
 
 def test_values_are_those_of_float64():
