@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from optexp.equivalence.narrow_operators import NARROW
+from optexp.equivalence.narrow_operators import NARROW, in_float32, quantizes
 
 _WIDER = {
     torch.float32: torch.float64,
@@ -61,6 +61,8 @@ class InFloat64(TorchFunctionMode):
             return self._seen.get(found, found)
         if func in NARROW:
             return NARROW[func](*args, **kwargs)
+        if quantizes(func):
+            return in_float32(func, args, kwargs)
         if func is Tensor.view and not (args[0].is_floating_point() or args[0].is_complex()):
             return func(*args, **kwargs)  # reinterprets bits: not a request for precision
         args, kwargs = tuple(map(_wider, args)), {name: _wider(a) for name, a in kwargs.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -54,6 +55,39 @@ def test_values_are_those_of_float64():
     x = torch.tensor(1 / 3, dtype=torch.float64)
     with InFloat64():
         assert x.float().double() == x
+
+
+def _dynamic() -> torch.nn.Module:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows, self.out = torch.nn.LSTM(4, 8), torch.nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.rows(x)[1][0])
+
+    layers = {torch.nn.LSTM, torch.nn.Linear}
+    return quantization.quantize_dynamic(Net().eval(), layers, dtype=torch.qint8)
+
+
+def _static() -> torch.nn.Module:
+    ends = quantization.QuantStub(), quantization.DeQuantStub()
+    net = torch.nn.Sequential(ends[0], torch.nn.Linear(4, 3), torch.nn.ReLU(), ends[1])
+    net.qconfig = quantization.get_default_qconfig("x86")
+    quantization.prepare(net.eval(), inplace=True)(torch.randn(64, 4))
+    return quantization.convert(net)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [_dynamic, _static])
+def test_quantized_models_run_in_float64(make: Callable[[], torch.nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(2, 5, 4)
+    expected = model(x)
+    with InFloat64(torch.float32):
+        found = copy.deepcopy(model).to(torch.float64)(x.to(torch.float64))
+    assert found.dtype is torch.float64
+    assert torch.allclose(found.float(), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("fused", [True, False])
