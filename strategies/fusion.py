@@ -32,6 +32,7 @@ LADDER = {
     "inductor": "",
 }
 BETWEEN = "products as they are, one kernel between two of them, and launches that the host needs"
+MACHINE = (MemoryError, torch.OutOfMemoryError, OSError, ImportError)  # errors that are none of the compiler's
 CAPTURING = ("reduce-overhead", "max-autotune")  # both replay what they compile as CUDA Graphs
 
 
@@ -334,11 +335,11 @@ def chosen(backend: str) -> list[Kernel]:
 
 
 def uncompiled(error: Exception) -> str | None:
-    """Why torch's compiler failed, where it did; memory that ran out in it is another matter."""
+    """Why torch's compiler failed, where it did; a machine without memory, or with a broken file, is another matter."""
     from torch._dynamo.exc import TorchDynamoException
 
     inner = getattr(error, "inner_exception", error)
-    if not isinstance(error, TorchDynamoException) or isinstance(inner, (MemoryError, torch.OutOfMemoryError)):
+    if not isinstance(error, TorchDynamoException) or isinstance(inner, MACHINE):
         return None
     return f"torch.compile fails on this step ({type(inner).__name__}: {first_line(inner)}): leave fusion out"
 

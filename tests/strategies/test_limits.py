@@ -72,9 +72,13 @@ def test_a_step_that_torch_cannot_compile_is_a_limit_of_its_compiler_alone() -> 
     def fills(*_: object) -> object:
         raise torch.OutOfMemoryError("out of memory")
 
+    def tears(*_: object) -> object:
+        raise ImportError("kernel.so: file too short")
+
     reason = Fusion().limit(compiled_by(fails)) or ""
     assert "torch.compile fails on this step (ValueError: no kernel for this stride)" in reason
     assert Fusion().limit(compiled_by(fills)) is None
+    assert Fusion().limit(compiled_by(tears)) is None
     assert Fusion(backend="kernels").limit(compiled_by(fails)) is None
 
 
