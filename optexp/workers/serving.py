@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from optexp import errors
 from optexp.errors import ConfigError, Unsupported, UserFailure
 from optexp.support.pausing import end
 from optexp.support.units import byte_size
@@ -119,10 +120,17 @@ def describe(error: BaseException) -> Raised:
         said = f"out of memory: {byte_size(float(asked[1]))} in one piece" if asked else said
         return Raised(type(error).__name__, said, theirs)
     return Raised(
-        type(error).__name__,
+        _kind(error),
         str(error) if type(error).__module__.startswith("optexp.") else first_line,
         theirs or whole,  # where our own code raised it, the whole traceback is more use
     )
+
+
+def _kind(error: BaseException) -> str:
+    """The name of the error's class; with its module, where a class of ours has that name and means something else."""
+    kind = type(error)
+    foreign = hasattr(errors, kind.__name__) and not kind.__module__.startswith("optexp.")
+    return f"{kind.__module__}.{kind.__name__}" if foreign else kind.__name__
 
 
 def _no_memory(error: BaseException) -> bool:
