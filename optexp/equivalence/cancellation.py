@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
+from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -31,6 +32,8 @@ class Terms(TorchDispatchMode):
     least: what is left of a sum that cancels, at most, as a share of its terms
     """
 
+    supports_higher_order_operators = True  # torch.cond and the like, in whose inside no sum is seen
+
     def __init__(self, least: float = LEFT) -> None:
         super().__init__()
         self.least = least
@@ -42,7 +45,10 @@ class Terms(TorchDispatchMode):
         return self.sizes.get(_address(tensor), 0.0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        kwargs, name = kwargs or {}, func.overloadpacket.__name__
+        kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return func(*args, **kwargs)
+        name = func.overloadpacket.__name__
         if name in DECOMPOSED and func in decomposition_table:
             with self:
                 return decomposition_table[func](*args, **kwargs)

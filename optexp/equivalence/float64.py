@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from optexp.equivalence.narrow_operators import NARROW, in_float32, quantizes
+from optexp.support.uncompiled import uncompiled
 
 _WIDER = {
     torch.float32: torch.float64,
@@ -37,11 +38,14 @@ class InFloat64(TorchFunctionMode):
         self._default, self._finfo = torch.get_default_dtype(), torch.finfo
         torch.set_default_dtype(torch.float64)
         torch.finfo = self._constants  # type: ignore[misc,assignment]
+        self._plain = uncompiled()
+        self._plain.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._plain.__exit__(*error)
         torch.set_default_dtype(self._default)
         torch.finfo = self._finfo  # type: ignore[misc]
 

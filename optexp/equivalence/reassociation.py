@@ -9,7 +9,7 @@ sees how far honest implementations lie apart, where the baseline by itself may 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from math import prod
 from random import Random
 from typing import Any
@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optexp.equivalence.rounding_steps import RoundingSteps
+from optexp.support.uncompiled import uncompiled
 
 RUNS = 4
 # Running sums side by side, by run, where rows are added up on a CPU. One alone is the least exact, and what compiled
@@ -79,6 +80,8 @@ class Reassociated(TorchDispatchMode):
     coarsest: the largest eps of a dtype or arithmetic (TF32) that something was computed in
     """
 
+    supports_higher_order_operators = True  # torch.cond and the like, whose inside keeps its order
+
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.seed, self.order = seed, Random(seed)
@@ -86,14 +89,16 @@ class Reassociated(TorchDispatchMode):
         self.changed, self.coarsest = 0, 0.0
 
     def __enter__(self) -> Reassociated:
-        self._attention = sdpa_kernel(SDPBackend.MATH)  # whose products and softmax are seen here
-        self._attention.__enter__()
+        with ExitStack() as around:
+            around.enter_context(uncompiled())
+            around.enter_context(sdpa_kernel(SDPBackend.MATH))  # whose products and softmax are seen here
+            self._around = around.pop_all()
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self._attention.__exit__(*error)
+        self._around.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}

@@ -51,6 +51,13 @@ def test_a_dtype_is_that_of_the_arms() -> None:
         assert x.dtype is torch.float64
 
 
+def test_code_that_is_compiled_runs_as_python() -> None:
+    whole = torch.compile(lambda x: x.float() + 1, backend="eager", fullgraph=True)
+    x = torch.full((2,), 1 / 3, dtype=torch.float64)
+    with InFloat64(torch.float32):
+        assert torch.equal(whole(x), x + 1)
+
+
 def test_values_are_those_of_float64():
     x = torch.tensor(1 / 3, dtype=torch.float64)
     with InFloat64():

@@ -181,3 +181,15 @@ def test_roundings_of_many_tensors_add_up_as_independent_ones() -> None:
         sums.append(float((moved.view(torch.int32) - x.view(torch.int32)).sum()))
     independent = (tensors * size / 8) ** 0.5  # each moves one result of eight by one last bit
     assert torch.tensor(sums, dtype=torch.float64).square().mean().sqrt().item() < 2 * independent
+
+
+def test_branches_of_torch_run_in_another_order_and_plainly_again() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,)).sum()
+
+    for seed in (1, 2):
+        with torch.no_grad(), Reassociated(seed) as run:
+            found = step(torch.ones(64) / 3)
+        assert run.changed
+        with torch.no_grad():
+            assert found.item() == pytest.approx(step(torch.ones(64) / 3).item())
