@@ -180,10 +180,10 @@ class Fp64Reference:
         else:
             self.load(state)
         batch = map_batch(lambda t: widened(t, self.device), given)
-        changes = OtherChanges(self.program)
+        changes = OtherChanges(self.program, state)
         with changes.followed():
             outputs = self._outputs(index, batch)
-        self.results.update_inputs.others[index] = changes.found(state)
+        self.results.update_inputs.others[index] = changes.found()
         left = tensors_of(batch)
         written = {
             f"input/{name}": left[name].detach().clone()
