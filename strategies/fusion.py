@@ -32,6 +32,7 @@ LADDER = {
     "inductor": "",
 }
 BETWEEN = "products as they are, one kernel between two of them, and launches that the host needs"
+MACHINE = (MemoryError, torch.OutOfMemoryError, OSError, ImportError)  # errors that are none of the compiler's
 CAPTURING = ("reduce-overhead", "max-autotune")  # both replay what they compile as CUDA Graphs
 
 
@@ -121,7 +122,7 @@ class Fusion(Strategy):
                 "torch.compile gives up what forward saves during the first backward, and this step goes through its"
                 " graph again (create_graph=True or retain_graph=True): leave fusion out"
             )
-        return None
+        return None if self.ours else uncompiled(error)
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if self.backend != "inductor" and self.mode != "default":
@@ -331,6 +332,16 @@ def chosen(backend: str) -> list[Kernel]:
 
     every = kernels().values()
     return [replace(k, function=k.cuda) for k in every if k.cuda] if backend == "cuda" else list(every)
+
+
+def uncompiled(error: Exception) -> str | None:
+    """Why torch's compiler failed, where it did; a machine without memory, or with a broken file, is another matter."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    inner = getattr(error, "inner_exception", error)
+    if not isinstance(error, TorchDynamoException) or isinstance(inner, MACHINE):
+        return None
+    return f"torch.compile fails on this step ({type(inner).__name__}: {first_line(inner)}): leave fusion out"
 
 
 def put_in(backend: str, captured: bool) -> tuple[dict[str, Any], Notes]:

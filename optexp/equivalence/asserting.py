@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from optexp.equivalence.eagerly import eagerly
+from optexp.support.uncompiled import uncompiled
 
 _OF_PROBABILITIES = frozenset(["binary_cross_entropy", "bernoulli", "bernoulli_", "multinomial", "normal"])
 _ASSERTIONS = frozenset(["_assert_async", "_assert_scalar"])
@@ -37,7 +37,7 @@ class Asserting:
     def looking(self) -> Iterator[None]:
         """Look at the operations of a step."""
         self.looked = True
-        with eagerly(), _Looking() as mode:
+        with uncompiled(), _Looking() as mode:
             yield
         self.may = mode.met
 

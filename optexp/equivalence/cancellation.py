@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from optexp.equivalence.eagerly import eagerly
 from optexp.equivalence.reassociation import DECOMPOSED
 
 LEFT = 1e-6  # of its terms: a sum of which more is left has not cancelled
@@ -33,22 +32,13 @@ class Terms(TorchDispatchMode):
     least: what is left of a sum that cancels, at most, as a share of its terms
     """
 
-    supports_higher_order_operators = True
+    supports_higher_order_operators = True  # torch.cond and the like, in whose inside no sum is seen
 
     def __init__(self, least: float = LEFT) -> None:
         super().__init__()
-        self.least, self._eagerly = least, eagerly()
+        self.least = least
         self.sizes: dict[int, float] = {}
         self.alive: list[Tensor] = []  # an address is known by what lies there
-
-    def __enter__(self) -> Terms:
-        self._eagerly.__enter__()
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._eagerly.__exit__(*error)
 
     def of(self, tensor: Tensor) -> float:
         """RMS over elements of Σ|terms|; 0 where nothing cancelled."""
@@ -56,7 +46,7 @@ class Terms(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        if not isinstance(func, OpOverload):
+        if isinstance(func, HigherOrderOperator):
             return func(*args, **kwargs)
         name = func.overloadpacket.__name__
         if name in DECOMPOSED and func in decomposition_table:

@@ -6,9 +6,7 @@ And the rates of a step, which tell a wrong one however little it shows in the r
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
+
+from optexp.support.uncompiled import uncompiled
 
 DIGITS = 6  # of a rate: 1 - 0.9 is 0.1
 
@@ -94,8 +94,7 @@ def rates(step: Callable[[], Any]) -> list[float]:
 
     Code that was captured calls none.
     """
-    plain = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    with plain, (seen := _Seen()):
+    with uncompiled(), (seen := _Seen()):
         step()
     return sorted(seen.rates)
 

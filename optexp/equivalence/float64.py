@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from optexp.equivalence.narrow_operators import NARROW
+from optexp.equivalence.narrow_operators import NARROW, in_float32, quantizes
+from optexp.support.uncompiled import uncompiled
 
 _WIDER = {
     torch.float32: torch.float64,
@@ -17,28 +18,34 @@ _WIDER = {
     torch.bfloat16: torch.float64,
     torch.complex64: torch.complex128,
 }
+_NARROWER = {torch.float32: torch.complex64}
 _CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
+_DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]  # what reads the attribute
 
 
 class InFloat64(TorchFunctionMode):
     """Inside, every explicit request for a narrower float (`dtype=`, `.float()`, `.to(...)`, ...) means float64.
 
-    narrow: dtype of the arms: `torch.finfo(x.dtype)` gives its constants, for an epsilon is part of the formula
+    narrow: dtype of the arms, which `x.dtype` is then: a branch on it, and `torch.finfo` of it, are part of the formula
     """
 
     def __init__(self, narrow: torch.dtype = torch.float64) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.narrow = narrow
+        self._seen = {torch.float64: narrow, torch.complex128: _NARROWER.get(narrow, torch.complex128)}
 
     def __enter__(self) -> InFloat64:
         self._default, self._finfo = torch.get_default_dtype(), torch.finfo
         torch.set_default_dtype(torch.float64)
         torch.finfo = self._constants  # type: ignore[misc,assignment]
+        self._plain = uncompiled()
+        self._plain.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._plain.__exit__(*error)
         torch.set_default_dtype(self._default)
         torch.finfo = self._finfo  # type: ignore[misc]
 
@@ -53,10 +60,15 @@ class InFloat64(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _CASTS:
             return Tensor.double(*args, **kwargs)
+        if func == _DTYPE:
+            found = func(*args, **kwargs)
+            return self._seen.get(found, found)
         if func in NARROW:
             return NARROW[func](*args, **kwargs)
-        if func is Tensor.view:  # reinterprets bits: not a request for precision
-            return func(*args, **kwargs)
+        if quantizes(func):
+            return in_float32(func, args, kwargs)
+        if func is Tensor.view and not (args[0].is_floating_point() or args[0].is_complex()):
+            return func(*args, **kwargs)  # reinterprets bits: not a request for precision
         args, kwargs = tuple(map(_wider, args)), {name: _wider(a) for name, a in kwargs.items()}
         try:
             return func(*args, **kwargs)
@@ -64,6 +76,12 @@ class InFloat64(TorchFunctionMode):
             if not any(map(_narrow, (*args, *kwargs.values()))):
                 raise
             return func(*map(_widened, args), **{name: _widened(a) for name, a in kwargs.items()})
+
+
+def is_wide(tensor: Tensor) -> bool:
+    """Whether a tensor is in float64, inside `InFloat64`, too."""
+    with torch._C.DisableTorchFunction():
+        return tensor.dtype is torch.float64
 
 
 def widened(tensor: Tensor, device: torch.device) -> Tensor:

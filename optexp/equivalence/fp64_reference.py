@@ -182,7 +182,7 @@ class Fp64Reference:
         else:
             self.load(state)
         batch = map_batch(lambda t: widened(t, self.device), given)
-        changes = OtherChanges(self.program)
+        changes = OtherChanges(self.program, state)
         asserts = self.source.asserts
         looks = not asserts.looked and self.drawn_on.type == "cuda" and self.drawn.larger_than(TRIED)
         try:
@@ -192,7 +192,7 @@ class Fp64Reference:
             if not looks:
                 raise
             return self.step_on(given, index, state)  # it may run where nobody looks
-        self.results.update_inputs.others[index] = changes.found(state)
+        self.results.update_inputs.others[index] = changes.found()
         left = tensors_of(batch)
         written = {
             f"input/{name}": left[name].detach().clone()

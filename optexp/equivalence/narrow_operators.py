@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverloadPacket
+from torch.utils import _pytree as pytree
 
 
 def _unscale(gradients: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
@@ -54,6 +56,33 @@ def _observed_and_quantized(
     if by_channel:
         return _quantized_by_channel(x, scale, zero_point, axis, low, high)
     return torch.fake_quantize_per_tensor_affine(x, scale, zero_point, low, high)
+
+
+_QUANTIZE = (torch.quantize_per_tensor, torch.quantize_per_channel, torch.quantize_per_tensor_dynamic)
+_DEQUANTIZE = (torch.dequantize, Tensor.dequantize)
+_RECURRENT = ("quantized_lstm", "quantized_gru")
+
+
+def quantizes(func: Callable[..., Any]) -> bool:
+    """Whether a function is one of torch's operators for quantized models."""
+    if not isinstance(func, OpOverloadPacket):
+        return func in _QUANTIZE or func in _DEQUANTIZE
+    namespace, _, name = func._qualified_op_name.partition("::")
+    return namespace == "quantized" or name in _RECURRENT
+
+
+def in_float32(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """A call with numbers of float32, whose results are float64: of quantized numbers rounding to float32 is little."""
+    args, kwargs = pytree.tree_map_only(Tensor, _narrow, (args, kwargs))
+    return pytree.tree_map_only(Tensor, _wide, func(*args, **kwargs))
+
+
+def _narrow(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.float32) if tensor.dtype is torch.float64 else tensor
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.float64) if tensor.dtype is torch.float32 else tensor
 
 
 NARROW: dict[Any, Callable[..., Any]] = {

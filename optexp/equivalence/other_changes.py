@@ -1,4 +1,4 @@
-"""REFERENCE: what a user's step does to parameters beside its optimizer: another optimizer, an update by hand, a norm.
+"""REFERENCE: what a step does to parameters beside its optimizer: another optimizer, an update by hand, a norm.
 
 An update is compared with an optimizer step on the arm's own gradients. Changes by other means are no part of that
 step; they are taken from the fp64 step as a whole.
@@ -39,19 +39,21 @@ def allowed(change: Tensor, causes: Sequence[Tensor]) -> tuple[float, float]:
 
 @dataclass
 class OtherChanges:
-    """Of one fp64 step.
+    """Of one fp64 step; where the step is not the user's own, of parameters that the model's forward changes.
 
+    start:   the state that the step began with
     updates: by parameter, what `optimizer.step()` changed
     """
 
     program: Program
+    start: Mapping[str, Tensor]
     updates: dict[str, Tensor] = field(default_factory=dict)
 
     @contextmanager
     def followed(self) -> Iterator[None]:
         """Inside, the optimizer's step is noted."""
         optimizer = self.program.optimizer
-        if optimizer is None or not self.program.own_step:
+        if optimizer is None:
             yield
             return
         handles = optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)
@@ -61,16 +63,15 @@ class OtherChanges:
             for handle in handles:
                 handle.remove()
 
-    def found(self, start: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """By parameter, the changes that are not its optimizer's; none where they are zero.
-
-        start: the state that the step began with
-        """
-        if self.program.optimizer is None or not self.program.own_step:
+    def found(self) -> dict[str, Tensor]:
+        """By parameter, the changes that are not its optimizer's; none where they are zero."""
+        if self.program.optimizer is None:
             return {}
         changes = dict[str, Tensor]()
         for name, parameter in self._parameters():
-            other = parameter - start[f"param/{name}"].to(parameter) - self.updates.get(name, 0.0)
+            if not self.program.own_step and name not in self.updates:
+                continue
+            other = parameter - self._begun(name, parameter) - self.updates.get(name, 0.0)
             if bool(other.any()):
                 changes[name] = other
         return changes
@@ -79,9 +80,15 @@ class OtherChanges:
         named = ((name, parameter.detach()) for name, parameter in self.program.model.named_parameters())
         return ((name, tensor) for name, tensor in named if tensor.layout is torch.strided)
 
+    def _begun(self, name: str, parameter: Tensor) -> Tensor:
+        return self.start[f"param/{name}"].to(parameter)
+
     def _before(self, *_: Any) -> None:
-        self.updates = {name: -parameter for name, parameter in self._parameters()}
+        every = self.program.own_step
+        moved = ((n, p) for n, p in self._parameters() if every or not torch.equal(p, self._begun(n, p)))
+        self.updates = {name: -parameter for name, parameter in moved}
 
     def _after(self, *_: Any) -> None:
         for name, parameter in self._parameters():
-            self.updates[name] += parameter
+            if name in self.updates:
+                self.updates[name] += parameter

@@ -108,27 +108,29 @@ def unseen_for(inputs: InputSet, quantity: Quantity, finding: Finding) -> tuple[
     """Why a wrong value would have passed, and whether fp64 computes another program there (see
     `optexp.equivalence.sight`).
 
-    Equal bits need no limit, and parts of a tensor are seen with the whole.
+    Equal bits need no limit, though they tell of float64; and parts of a tensor are seen with the whole.
     """
     if finding.ok and lazy(quantity.name):
         return LAZY, False
-    if not finding.ok or finding.bitwise or "G1" not in finding.allowed or is_part(quantity):
+    if not finding.ok or "G1" not in finding.allowed or is_part(quantity):
         return "", False
     kind, _, name = quantity.name.partition("/")
     if kind in ("change", "optimizer") and f"grad/{name.rpartition('/')[0] or name}" in inputs.fp64.results.zeros:
         return "", False  # of a gradient that is nothing but rounding
     unit, coarsest = quantity.limits.row.unit, inputs.traits.coarsest
     found, limit = finding.allowed["G1"]
-    return unseen(
+    known = kind == "grad" and not finding.bitwise
+    reason, parted = unseen(
         found=found,
         plain=inputs.plain(quantity).rms,
         limit=limit - quantity.resolution[0],
         spread=inputs.yardsticks.spread.get(quantity.name) if inputs.arithmetic.keeps_precision else None,
         scale=quantity.scale,
-        terms=lambda: all_terms(inputs.fp64).get(quantity.name, 0.0) if kind == "grad" else 0.0,
+        terms=lambda: all_terms(inputs.fp64).get(quantity.name, 0.0) if known else 0.0,
         unit=unit,
         coarsest=coarsest,
     )
+    return "" if finding.bitwise else reason, parted
 
 
 def rows_far_off(inputs: InputSet, quantity: Quantity) -> tuple[int, int, int] | None:

@@ -23,8 +23,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from optexp.equivalence.eagerly import eagerly
 from optexp.equivalence.rounding_steps import RoundingSteps
+from optexp.support.uncompiled import uncompiled
 
 RUNS = 4
 # Running sums side by side, by run, where rows are added up on a CPU. One alone is the least exact, and what compiled
@@ -84,7 +84,7 @@ class Reassociated(TorchDispatchMode):
     coarsest: the largest eps of a dtype or arithmetic (TF32) that something was computed in
     """
 
-    supports_higher_order_operators = True
+    supports_higher_order_operators = True  # but for attention's, their inside keeps its order
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -93,9 +93,10 @@ class Reassociated(TorchDispatchMode):
         self.changed, self.coarsest = 0, 0.0
 
     def __enter__(self) -> Reassociated:
-        self._around = ExitStack()
-        self._around.enter_context(sdpa_kernel(SDPBackend.MATH))  # whose products and softmax are seen here
-        self._around.enter_context(eagerly())
+        with ExitStack() as around:
+            around.enter_context(uncompiled())
+            around.enter_context(sdpa_kernel(SDPBackend.MATH))  # whose products and softmax are seen here
+            self._around = around.pop_all()
         super().__enter__()
         return self
 

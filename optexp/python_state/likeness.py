@@ -16,6 +16,8 @@ from torch.utils._pytree import is_namedtuple, tree_flatten, tree_map
 
 from optexp.python_state.slots import DEPTH, PLAIN, SIMPLE, WITH_STATE, tensors_in
 from optexp.python_state.variables import users
+from optexp.support.sparse import equal as of_parts
+from optexp.support.sparse import is_sparse
 from optexp.support.tolerances import SMALL, TOLERANCES
 
 # How far real numbers may differ, of what a step changes them by:
@@ -143,6 +145,7 @@ def _allowed(unit: float, closely: bool, started: Any, theirs: Any) -> float:
 
 def _wide(number: Any) -> Tensor:
     held = number.detach() if isinstance(number, Tensor) else number
+    held = held.to_dense() if isinstance(held, Tensor) and is_sparse(held) else held
     return torch.as_tensor(held, dtype=torch.float64, device="cpu")
 
 
@@ -160,6 +163,8 @@ def _real(value: Any) -> bool:
 def equal(ours: Tensor, theirs: Tensor) -> bool:
     if (ours.shape, ours.dtype, ours.device) != (theirs.shape, theirs.dtype, theirs.device):
         return False
+    if is_sparse(ours) or is_sparse(theirs):
+        return of_parts(ours, theirs, equal)
     if torch.equal(ours, theirs) or not ours.is_floating_point():
         return torch.equal(ours, theirs)
     return torch.equal(ours.isnan(), theirs.isnan()) and torch.equal(ours.nan_to_num(), theirs.nan_to_num())

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from optexp.equivalence.dropout import NoDropout
+from optexp.equivalence.float64 import is_wide
 from optexp.errors import Unsupported
 from optexp.support import random_state
 
@@ -73,7 +74,7 @@ class Seeded:
     def __call__(self, model: Any, batch: Any, optimizer: Any) -> Any:
         some = next(model.parameters(), torch.empty(0))
         self.calls += 1
-        with seeded(self.calls, some.device, some.dtype is torch.float64):
+        with seeded(self.calls, some.device, is_wide(some)):
             return self.function(model, batch, optimizer)
 
     def put(self, calls: int) -> None:

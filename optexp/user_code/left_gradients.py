@@ -46,6 +46,7 @@ def learn(
         with preserved(program), put_back(program.device), InFloat64() if wide else nullcontext():
             step.beginning.adds, step.beginning.called = _adds(step, program, batch, had, others)
             step.beginning.zeros = frozenset(had)
+        step.beginning.unread = not step.beginning.adds
     except Exception:
         step.beginning.adds = False
     if step.beginning.adds:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from optexp.equivalence.float64 import is_wide
 from optexp.errors import NoReference
 from optexp.program import Batch, Outputs, Program, flatten
 from optexp.python_state.variables import Place, attributes, places, users
@@ -72,7 +73,7 @@ class Body:
         count = getattr(self.reached.function, COUNT)
         setattr(self.reached.function, COUNT, count + 1)
         some = next(model.parameters(), torch.empty(0))
-        return seeded(count, some.device, some.dtype is torch.float64)
+        return seeded(count, some.device, is_wide(some))
 
     @contextmanager
     def _held(self, model: Any, optimizer: Any) -> Iterator[None]:

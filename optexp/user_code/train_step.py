@@ -35,12 +35,14 @@ class Beginning:
     """What a call finds in gradients; see `optexp.user_code.left_gradients`.
 
     adds:   a call reads what the one before left there; `kept` holds it, by name of the parameter
+    unread: trial calls have read none of it
     called: each clears them by zero_grad()
     zeros:  names of parameters whose gradients are zeros, and not None, as a call begins
     left:   names of those that get gradients
     """
 
     adds: bool = False
+    unread: bool = False
     kept: dict[str, Tensor] = field(default_factory=dict)
     called: bool = False
     zeros: frozenset[str] = frozenset()
@@ -105,7 +107,7 @@ class TrainStep:
             raise NoReference(SOMETIMES)
         if is_first:
             optimizer.refuse_zeros()
-            if not self.beginning.adds:
+            if not (self.beginning.adds or self.beginning.unread):
                 optimizer.refuse_leftovers()
             self.met.add(program.model)
         optimizer.show_gradients()

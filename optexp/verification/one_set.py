@@ -48,7 +48,8 @@ def one_set(trial: Trial, seed: int, family: str, disturbed: bool = False) -> No
         found = judged(trial, steps, smaller, restart)
         if not verification.repeats and not all_pass(found) and itself(trial, steps, restart):
             found = judged(trial, steps, smaller, restart)
-    if family not in FAMILIES and not verification.parts_in and any(m.parted for each in found for m in each):
+    parted = any(finding.parted and finding.unseen for each in found for finding in each)
+    if family not in FAMILIES and not verification.parts_in and parted:
         verification.parts_in = where_they_part(trial)
     if trial.contract == BITWISE:
         found = same_bits(trial, found, restart)

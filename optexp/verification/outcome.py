@@ -7,6 +7,7 @@ from math import inf, sqrt
 
 from optexp.equivalence.far_off import FarOff
 from optexp.equivalence.input_families import FAMILIES, NONCONTIGUOUS, NORMAL, ONE_BY_ONE
+from optexp.equivalence.sight import SEEN
 from optexp.program import unreadable
 from optexp.records.verification import Finding, GateResult, Verification
 from optexp.reporting.wording import unchecked_bits, yardstick
@@ -60,7 +61,7 @@ def _far_off(findings: list[Finding]) -> dict[str, tuple[int, int, int]]:
 
 def unseen(findings: Sequence[Finding]) -> dict[str, str]:
     """Tensors that no set of usual inputs could have shown to be wrong. A gradient that hangs on a tie in one set is
-    seen in another; equal bits show nothing of what others would have been let through.
+    seen in another; equal bits show it only where others would not have been let through.
 
     Whether the baseline parts from float64 is known only of sets with noisy or reassociated runs. Where it does, other
     sets do not show the tensor.
@@ -69,9 +70,14 @@ def unseen(findings: Sequence[Finding]) -> dict[str, str]:
     parted = {(f.tensor, f.seed, f.family) for f in usual if f.parted}
     apart = {tensor for tensor, _, _ in parted}
     telling = [f for f in usual if f.tensor not in apart or (f.tensor, f.seed, f.family) in parted]
-    seen = {f.tensor for f in telling if not f.unseen and not f.bitwise}
+    seen = {f.tensor for f in telling if (_narrow(f) if f.bitwise else not f.unseen)}
     hidden = [f for f in usual if f.unseen and f.tensor not in seen]
     return {f.tensor: f.unseen for f in sorted(hidden, key=lambda f: -(f.visible or (inf,))[0])}
+
+
+def _narrow(finding: Finding) -> bool:
+    """Whether another value would have failed, beside a baseline that is float64's program."""
+    return not finding.parted and finding.visible is not None and finding.visible[0] <= SEEN
 
 
 def _gates(findings: list[Finding], contract: Contract) -> dict[str, GateResult]:

@@ -220,6 +220,8 @@ def _wait(pid: int, seconds: float) -> int | None:
 
 
 def _become_worker(request: Fork, descriptor: int) -> NoReturn:
+    from optexp.user_code.schedule_end import outlast_schedules  # torch, which the parent may not have imported
+
     os.setsid()
     die_with_parent()
     adopt_orphans()
@@ -236,6 +238,7 @@ def _become_worker(request: Fork, descriptor: int) -> NoReturn:
     sys.path[:] = [os.fsdecode(entry) for entry in request.path] or sys.path
     sys.argv = [os.fsdecode(argument) for argument in request.arguments]  # no user's script's
     texts.note_imports()
+    outlast_schedules()
     pausing.count_pauses()
     status = 1
     try:

@@ -127,9 +127,10 @@ def describe(error: BaseException) -> Raised:
 
 
 def _kind(error: BaseException) -> str:
-    """The name of the class; that of a module, too, where it is the name of one of ours, which decides a verdict."""
+    """The name of the error's class; with its module, where a class of ours has that name and means something else."""
     kind = type(error)
-    return kind.__name__ if getattr(errors, kind.__name__, kind) is kind else f"{kind.__module__}.{kind.__qualname__}"
+    foreign = hasattr(errors, kind.__name__) and not kind.__module__.startswith("optexp.")
+    return f"{kind.__module__}.{kind.__name__}" if foreign else kind.__name__
 
 
 def _no_memory(error: BaseException) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch.ao import quantization
 
-from optexp.equivalence.float64 import InFloat64
+from optexp.equivalence.float64 import InFloat64, is_wide
 
 REQUESTS = {
     "to": lambda x: x.to(torch.float32),
@@ -39,10 +40,61 @@ def test_integers_and_bits_stay_what_they_are_and_the_mode_ends():
     assert torch.get_default_dtype() is torch.float32
 
 
+def test_a_dtype_is_that_of_the_arms() -> None:
+    x, z = torch.zeros(4, dtype=torch.float64), torch.zeros(4, dtype=torch.complex128)
+    with InFloat64(torch.float32):
+        assert (x.dtype, z.dtype, x.int().dtype) == (torch.float32, torch.complex64, torch.int32)
+        assert is_wide(x.to(x.dtype))
+        assert is_wide(torch.zeros(2, dtype=x.dtype))
+        assert is_wide(x.view(x.dtype))
+    with InFloat64():
+        assert x.dtype is torch.float64
+
+
+def test_code_that_is_compiled_runs_as_python() -> None:
+    whole = torch.compile(lambda x: x.float() + 1, backend="eager", fullgraph=True)
+    x = torch.full((2,), 1 / 3, dtype=torch.float64)
+    with InFloat64(torch.float32):
+        assert torch.equal(whole(x), x + 1)
+
+
 def test_values_are_those_of_float64():
     x = torch.tensor(1 / 3, dtype=torch.float64)
     with InFloat64():
         assert x.float().double() == x
+
+
+def _dynamic() -> torch.nn.Module:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows, self.out = torch.nn.LSTM(4, 8), torch.nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.rows(x)[1][0])
+
+    layers = {torch.nn.LSTM, torch.nn.Linear}
+    return quantization.quantize_dynamic(Net().eval(), layers, dtype=torch.qint8)
+
+
+def _static() -> torch.nn.Module:
+    ends = quantization.QuantStub(), quantization.DeQuantStub()
+    net = torch.nn.Sequential(ends[0], torch.nn.Linear(4, 3), torch.nn.ReLU(), ends[1])
+    net.qconfig = quantization.get_default_qconfig("x86")
+    quantization.prepare(net.eval(), inplace=True)(torch.randn(64, 4))
+    return quantization.convert(net)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [_dynamic, _static])
+def test_quantized_models_run_in_float64(make: Callable[[], torch.nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(2, 5, 4)
+    expected = model(x)
+    with InFloat64(torch.float32):
+        found = copy.deepcopy(model).to(torch.float64)(x.to(torch.float64))
+    assert found.dtype is torch.float64
+    assert torch.allclose(found.float(), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from optexp.records.verification import Finding, Verification
 from optexp.strategy import REASSOCIATES, precision
-from optexp.verification.outcome import headline
+from optexp.verification.outcome import headline, unseen
 
 
 @pytest.mark.parametrize(("ratio", "close"), [(0.8, True), (1.5, True), (3.41, False)])
@@ -15,6 +17,24 @@ def test_nothing_is_as_close_that_errs_by_several_times_as_much(ratio: float, cl
     said = headline(passed, [Finding("output")], REASSOCIATES)
     assert f"at worst {ratio:.2f}×" in said
     assert ("as closely as the baseline" in said) is close
+
+
+TIED = Finding("loss", error_rms=0.1, visible=(0.4, 0.1), unseen="the baseline is 0.1 from float64", parted=True)
+EQUAL = Finding("loss", error_rms=0.0, bitwise=True, visible=(1e-6, 1e-6), step=1)
+
+
+@pytest.mark.parametrize(
+    ("other", "hidden"),
+    [
+        (EQUAL, False),
+        (replace(EQUAL, visible=(0.5, 0.5)), True),
+        (replace(EQUAL, parted=True), True),
+        (replace(EQUAL, seed=1), True),
+    ],
+    ids=["a step whose limit is narrow", "a wide limit", "another program there, too", "a set without noisy runs"],
+)
+def test_equal_bits_show_a_tensor_beside_a_tie_where_others_would_have_failed(other: Finding, hidden: bool) -> None:
+    assert bool(unseen([TIED, other])) is hidden
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,39 @@ WAYS = {
     "by hand, left out": (BY_HAND % 0.1, "None"),
     "a norm": (NORMED % 1.0, NORMED % 1.05),
 }
+
+
+IN_FORWARD = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows, self.head = nn.Embedding(20, 8, max_norm=1.0), nn.Linear(8, 4)
+    def forward(self, ids): return self.head(self.rows(ids).mean(1))
+
+def get_inputs(): return [torch.randint(20, (32, 6)), torch.randint(4, (32,))]
+def get_optimizer(params): return torch.optim.SGD(params, lr=0.1)
+def loss(outputs, batch): return nn.functional.cross_entropy(outputs, batch[1])
+"""
+
+
+@pytest.mark.parametrize(("norm", "right"), [(1.0, True), (1.02, False)])
+def test_changes_that_the_model_makes_in_its_forward_are_compared(
+    check, norm: float, right: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "port.py"
+    path.write_text(IN_FORWARD)
+
+    def otherwise(program: Program) -> Program:
+        program.model.rows.max_norm = norm
+        forward = program.call
+        return replace(program, forward=lambda ids: forward(ids) * 3 / 3)  # no bit need be the same
+
+    found = check(Module(path=str(path), mode="train"), otherwise)
+    assert found.ok is right, found.headline
+    assert not found.undecided
 
 
 @pytest.mark.parametrize(("way", "wrong"), WAYS.values(), ids=WAYS)

@@ -105,15 +105,47 @@ OF_PARAMETERS = BY_HAND.replace(
     "    def forward", "        for p in self.parameters(): p.rate, p.group = 0.1, {'decay'}  # stay\n    def forward"
 )
 OTHERS_OF_PARAMETERS = {"nothing": ("0.9", "0.9"), "momentum": ("0.9 *", "0.8 *")}
+ADVERSARIES = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.generator, self.critic = nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    def forward(self, x): return self.critic(self.generator(x))
+
+def get_inputs(): return [torch.randn(16, 4), torch.randn(16, 8)]
+
+own = {}
+def train_step(model, batch, optimizer):
+    for part in () if own else ("critic", "generator"):
+        own[part] = torch.optim.SGD(getattr(model, part).parameters(), lr=0.1)
+    own["critic"].zero_grad()  # which the loss of the generator in the step before has left
+    (model(batch[0]).mean() - model.critic(batch[1]).mean()).backward()
+    own["critic"].step()
+    own["critic"].zero_grad()
+    own["generator"].zero_grad()
+    loss = -model(batch[0]).mean()
+    loss.backward()
+    own["generator"].step()
+    return loss
+"""
+OTHERS_OF_ADVERSARIES = {
+    "nothing": ("lr", "lr"),
+    "left gradients": ('own["critic"].zero_grad()  #', "#"),
+}
 CASES = [(STEP, *other) for other in OTHERS.values()] + [(OBJECT, *other) for other in OTHERS_OF_OBJECT.values()]
 CASES += [(BY_HAND, *other) for other in OTHERS_BY_HAND.values()]
 CASES += [(OF_PARAMETERS, *other) for other in OTHERS_OF_PARAMETERS.values()]
+CASES += [(ADVERSARIES, *other) for other in OTHERS_OF_ADVERSARIES.values()]
 NAMES = [
     *OTHERS,
     *(f"{name} in an object" for name in OTHERS_OF_OBJECT),
     *(f"{name} by hand" for name in OTHERS_BY_HAND),
 ]
 NAMES += [f"{name} in parameters" for name in OTHERS_OF_PARAMETERS]
+NAMES += [f"{name} of adversaries" for name in OTHERS_OF_ADVERSARIES]
 
 
 class Apart(Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -81,6 +83,14 @@ def test_a_limit_as_large_as_the_tensor_sees_nothing(error: float, hidden: bool)
     given = quantity(values + error, values)
     why, parted = unseen_for(found, given, compare(found, given))
     assert (bool(why), parted) == (hidden, False)
+
+
+def test_equal_bits_hide_nothing_and_tell_of_float64() -> None:
+    values = torch.linspace(1, 2, 64)
+    found = inputs(error=0.01, y=values)
+    found.yardsticks.spread["out/y"] = 1e-7
+    given = quantity(values + 0.01, values)
+    assert unseen_for(found, given, replace(compare(found, given), bitwise=True)) == ("", True)
 
 
 def test_rows_far_off_are_counted_at_lower_precision_alone() -> None:

@@ -67,7 +67,7 @@ def test_nothing_hides_in_a_limit_of_zero() -> None:
 
 
 class Halves(nn.Module):
-    """Another program in float64: what depends on the dtype, as library code has it."""
+    """Another program in float64: what depends on the width of a number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Halves(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.lin(x.flatten(1))
-        return self.out(hidden * (1.5 if hidden.dtype is torch.float64 else 1.0))
+        return self.out(hidden * (1.5 if hidden.element_size() == 8 else 1.0))
 
 
 class Eps(nn.Module):
@@ -107,15 +107,23 @@ def test_the_module_where_float64_is_another_program_is_named(check, net) -> Non
     assert not check(net(mode="forward", make=Halves)).undecided, "equal bits need no reference"
 
 
-def test_an_epsilon_of_the_dtype_is_that_of_the_arms(check, net) -> None:
+class EpsByBranch(Eps):
+    """The same by a comparison of dtypes, as image models have it."""
+
+    def eps(self, p: torch.Tensor) -> float:
+        return 1e-5 if p.dtype == torch.float32 else 1e-3
+
+
+@pytest.mark.parametrize("make", [Eps, EpsByBranch])
+def test_an_epsilon_of_the_dtype_is_that_of_the_arms(check, net, make: type[Eps]) -> None:
     def wrong(program):
         program.model.eps = lambda p: 1e-2
         return program
 
-    right = check(net(mode="forward", make=Eps), doubled)
+    right = check(net(mode="forward", make=make), doubled)
     assert right.ok, right.headline
     assert not right.undecided
-    assert not check(net(mode="forward", make=Eps), wrong).ok
+    assert not check(net(mode="forward", make=make), wrong).ok
 
 
 def test_parting_names_the_first_module() -> None:

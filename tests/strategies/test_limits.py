@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch._dynamo.exc import TorchDynamoException
 
 from optexp.errors import Unsupported
 from optexp.strategies.fusion import Fusion
@@ -52,6 +56,30 @@ def test_a_gradient_of_a_gradient_is_not_compiled(tmp_path: Path) -> None:
 def test_a_graph_that_is_walked_twice_is_not_compiled() -> None:
     said = "This backward function was compiled with non-empty donated buffers which requires create_graph=False"
     assert "goes through its graph again" in (Fusion().limit(RuntimeError(said)) or "")
+
+
+def compiled_by(backend: Callable[..., Any]) -> Exception:
+    """The error of a call that a compiler's back end raised in."""
+    with pytest.raises(TorchDynamoException) as raised:
+        torch.compile(torch.sin, backend=backend)(torch.zeros(1))
+    return raised.value
+
+
+def test_a_step_that_torch_cannot_compile_is_a_limit_of_its_compiler_alone() -> None:
+    def fails(*_: object) -> object:
+        raise ValueError("no kernel for this stride")
+
+    def fills(*_: object) -> object:
+        raise torch.OutOfMemoryError("out of memory")
+
+    def tears(*_: object) -> object:
+        raise ImportError("kernel.so: file too short")
+
+    reason = Fusion().limit(compiled_by(fails)) or ""
+    assert "torch.compile fails on this step (ValueError: no kernel for this stride)" in reason
+    assert Fusion().limit(compiled_by(fills)) is None
+    assert Fusion().limit(compiled_by(tears)) is None
+    assert Fusion(backend="kernels").limit(compiled_by(fails)) is None
 
 
 def test_other_errors_are_no_limits() -> None:

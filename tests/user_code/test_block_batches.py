@@ -67,7 +67,19 @@ def names(found: Reached) -> set[str]:
     return {one.id for one in getattr(target, "elts", ())}
 
 
-@pytest.mark.parametrize(("body", "expected"), [(PREFETCHED, {"X"}), (IMAGE, {"image"}), (WHOLE, {"graph", "labels"})])
+SPARSE = """\
+adjacency = torch.eye(2).to_sparse()
+while True:
+    with optexp.step(model=model, optimizer=optimizer):
+        optimizer.zero_grad()
+        loss = torch.sparse.mm(adjacency, model(adjacency.to_dense())).square().sum()
+        loss.backward()
+        optimizer.step()
+"""
+BATCHES = [(PREFETCHED, {"X"}), (IMAGE, {"image"}), (WHOLE, {"graph", "labels"}), (SPARSE, {"adjacency"})]
+
+
+@pytest.mark.parametrize(("body", "expected"), BATCHES)
 def test_which_variables_are_the_batch(body: str, expected: set[str], tmp_path: Path) -> None:
     assert names(run(script(tmp_path, body), [])) == expected
 

@@ -31,6 +31,10 @@ class Misbehaving:
     def greet(self, name: str) -> str:
         return f"hello {name} from {os.getpid()}"
 
+    def fail_in_the_compiler(self) -> None:
+        """With an error whose class has the name of one of ours."""
+        raise torch._dynamo.exc.Unsupported("no graph of this")
+
     def segfault(self) -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
 
@@ -175,6 +179,7 @@ def test_answers(worker: Worker[Misbehaving]) -> None:
         ("leave", "Crash", "exit code 7"),
         ("polite_exit", "SystemExit", "sys.exit(3)"),
         ("fail", "ValueError", "the user's own mistake"),
+        ("fail_in_the_compiler", "torch._dynamo.exc.Unsupported", "no graph of this"),
     ],
 )
 def test_failures_say_what_happened(worker: Worker[Misbehaving], method: str, kind: str, words: str) -> None:
