@@ -220,8 +220,6 @@ def _wait(pid: int, seconds: float) -> int | None:
 
 
 def _become_worker(request: Fork, descriptor: int) -> NoReturn:
-    from optexp.user_code.schedule_end import outlast_schedules  # torch, which the parent may not have imported
-
     os.setsid()
     die_with_parent()
     adopt_orphans()
@@ -238,10 +236,12 @@ def _become_worker(request: Fork, descriptor: int) -> NoReturn:
     sys.path[:] = [os.fsdecode(entry) for entry in request.path] or sys.path
     sys.argv = [os.fsdecode(argument) for argument in request.arguments]  # no user's script's
     texts.note_imports()
-    outlast_schedules()
     pausing.count_pauses()
     status = 1
     try:
+        from optexp.user_code.schedule_end import outlast_schedules  # torch, which the parent may not have imported
+
+        outlast_schedules()
         serve(getattr(importlib.import_module(request.module), request.name)(), Connection(descriptor))
         status = 0
     except BaseException:
