@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from optexp.config import search_path
+from optexp.pages.rules import subsets as subsets_rule
 from optexp.pages.rules.subsets import AUTO, DIRECT, SUBSET, Job
 from tests.benchmarks import auto_against_subsets as benchmark
 from tests.benchmarks.auto_against_subsets import Subject, parse, read, records, subjects, work
@@ -114,3 +115,10 @@ def test_the_best_subset_is_a_faster_one() -> None:
     undecided = replace(job(SUBSET, "amp", speedup=9.0), verdict="INCONCLUSIVE")
     found = {each.key: each for each in (undecided, job(SUBSET, "fusion", speedup=1.5))}
     assert benchmark.best(subjects(None)[0], found) == "fusion"
+
+
+def test_a_wide_interval_does_not_make_the_best_subset() -> None:
+    wide = replace(job(SUBSET, "amp", speedup=5.3), low=3.0)
+    assert subsets_rule.best([wide, job(SUBSET, "fusion", speedup=4.2)]) == "fusion"
+    assert subsets_rule.best([wide, job(SUBSET, "fusion", speedup=3.2)]) == "amp"
+    assert subsets_rule.best([]) == ""

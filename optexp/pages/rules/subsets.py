@@ -13,6 +13,7 @@ KINDS = SUBSET, AUTO, DIRECT = "subset", "auto", "direct"
 SUBSETS = 16  # of four strategies, with the empty one
 HEADS = ("program", "best subset", "speedup", "auto's winner", "speedup", "auto/best", "auto's trials",
          "seconds: subsets", "auto", "subsets tried", "device")  # fmt: skip
+NARROW = 0.9  # of the largest low end of an interval, which an estimate that counts has at least
 SAID = 120  # characters of a headline
 
 
@@ -56,9 +57,12 @@ def text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def best(jobs: Sequence[Job]) -> str:
-    """The FASTER subset with the largest speedup that is certain; the empty one where none is FASTER."""
-    speedups = {job.stack: job.low for job in jobs if job.kind == SUBSET and job.verdict == Verdict.FASTER}
-    return max(speedups, key=lambda stack: speedups[stack] or 0.0, default="")
+    """The FASTER subset with the largest estimate; the empty one where none is FASTER. An estimate counts whose low end
+    is among the highest: others are too wide to say so much."""
+    faster = [job for job in jobs if job.kind == SUBSET and job.verdict == Verdict.FASTER]
+    certain = NARROW * max((job.low or 0.0 for job in faster), default=0.0)
+    estimates = {job.stack: job.speedup or 0.0 for job in faster if (job.low or 0.0) >= certain}
+    return max(estimates, key=lambda stack: estimates[stack], default="")
 
 
 def same(one: str, other: str) -> bool:
