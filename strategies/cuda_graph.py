@@ -334,7 +334,7 @@ class Graphed:
     \"\"\"
 
     def __init__(self, call):
-        self.call, self.known, self.dicts, self.filled, self.parameters = call, None, [], [], []
+        self.call, self.known, self.places, self.filled, self.parameters = call, None, [], [], []
 
     def __call__(self, model, batch, *optimizers):
         leaves, form = tree_flatten(batch)
@@ -370,16 +370,18 @@ class Graphed:
         modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         options = (value for group in groups for name, value in group.items() if name != "lr")  # a graph reads the rate
-        return [model, *modes, *groups, *options, *chain.from_iterable(map(dict.values, self.filled))]
+        kept = (held.values() if isinstance(held, dict) else held for held in self.filled)
+        return [model, *modes, *groups, *options, *chain.from_iterable(kept)]
 
     def facts(self, constants):
         memory = [(parameter.data_ptr(), parameter.requires_grad) for parameter in self.parameters]
-        return [*map(id, constants)], [*map(len, self.dicts)], memory
+        return [*map(id, constants)], [*map(len, self.places)], memory
 
     def begin(self, model, optimizers, shapes):
         attributes = [vars(module) for module in model.modules()]  # modes, hooks, layers, parameters and others
-        self.dicts = [*attributes, *(value for own in attributes for value in own.values() if isinstance(value, dict))]
-        self.filled, self.parameters = [*filter(None, self.dicts)], [*model.parameters()]
+        several = (value for own in attributes for value in own.values() if isinstance(value, (dict, list)))
+        self.places = [*attributes, *several]
+        self.filled, self.parameters = [*filter(None, self.places)], [*model.parameters()]
         self.held = self.constants(model, optimizers)  # as the id of what is gone may be another's
         self.known, self.shapes, self.calls, self.graph = self.facts(self.held), shapes, 0, None
 
