@@ -323,8 +323,25 @@ def predict(batch):
 # --- in a user's file --------------------------------------------------------------------------------------------
 
 GRAPHED = """\
+import dis
 from itertools import chain
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+def is_own(value):
+    return getattr(value, "__module__", "") == __name__
+
+def read_by(functions):
+    \"\"\"Names of globals that functions of this file read, and functions of this file that these call.\"\"\"
+    functions, names = [*functions], {}
+    for function in functions:  # which grows
+        codes = [function.__code__]
+        for code in codes:
+            codes += [inner for inner in code.co_consts if hasattr(inner, "co_code")]
+            names.update((found.argval, None) for found in dis.get_instructions(code) if found.opname == "LOAD_GLOBAL")
+        called = [getattr(function, "__wrapped__", None), *map(globals().get, names)]
+        functions += [f for f in called if is_own(f) and hasattr(f, "__code__") and f not in functions]
+    return [*names]
+
 
 class Graphed:
     \"\"\"call(model, batch, *optimizers) as a CUDA graph: after WARMUP calls as they are, one is recorded and replayed.
@@ -334,7 +351,8 @@ class Graphed:
     \"\"\"
 
     def __init__(self, call):
-        self.call, self.known, self.dicts, self.filled, self.parameters = call, None, [], [], []
+        self.call, self.known, self.globals = call, None, []
+        self.places, self.filled, self.parameters = [], [], []
 
     def __call__(self, model, batch, *optimizers):
         leaves, form = tree_flatten(batch)
@@ -370,16 +388,21 @@ class Graphed:
         modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         options = (value for group in groups for name, value in group.items() if name != "lr")  # a graph reads the rate
-        return [model, *modes, *groups, *options, *chain.from_iterable(map(dict.values, self.filled))]
+        kept = (held.values() if isinstance(held, dict) else held for held in self.filled)
+        read = map(globals().get, self.globals)
+        return [model, *modes, *groups, *options, *read, *chain.from_iterable(kept)]
 
     def facts(self, constants):
         memory = [(parameter.data_ptr(), parameter.requires_grad) for parameter in self.parameters]
-        return [*map(id, constants)], [*map(len, self.dicts)], memory
+        return [*map(id, constants)], [*map(len, self.places)], memory
 
     def begin(self, model, optimizers, shapes):
         attributes = [vars(module) for module in model.modules()]  # modes, hooks, layers, parameters and others
-        self.dicts = [*attributes, *(value for own in attributes for value in own.values() if isinstance(value, dict))]
-        self.filled, self.parameters = [*filter(None, self.dicts)], [*model.parameters()]
+        several = (value for own in attributes for value in own.values() if isinstance(value, (dict, list)))
+        self.places = [*attributes, *several]
+        self.filled, self.parameters = [*filter(None, self.places)], [*model.parameters()]
+        forwards = [type(module).forward for module in model.modules() if is_own(type(module))]
+        self.globals = read_by(f for f in (self.call, *forwards) if hasattr(f, "__code__"))
         self.held = self.constants(model, optimizers)  # as the id of what is gone may be another's
         self.known, self.shapes, self.calls, self.graph = self.facts(self.held), shapes, 0, None
 

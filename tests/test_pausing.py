@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from threading import Thread
 
 from optexp.support.descent import descendants
 from optexp.support.pausing import end, is_paused, pause, resume
+from optexp.support.resuming_at_end import ResumingAtEnd
 
 COUNTS = """
 import os, sys, time
@@ -140,3 +144,15 @@ def test_a_paused_process_goes_on_when_the_one_that_paused_it_is_killed() -> Non
     finally:
         end(paused)
         process.stdout.close()
+
+
+def test_a_resuming_process_that_is_stopped_keeps_nobody_waiting() -> None:
+    resuming = ResumingAtEnd()
+    os.kill(resuming._process.pid, signal.SIGSTOP)
+    closing = Thread(target=resuming.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    try:
+        assert not closing.is_alive()
+    finally:
+        resuming._process.kill()

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from optexp.support.uncompiled import uncompiled
 
-_OF_PROBABILITIES = frozenset(["binary_cross_entropy", "bernoulli", "bernoulli_", "multinomial", "normal"])
+_DRAWING = ["bernoulli", "bernoulli_", "multinomial", "normal", "poisson", "binomial"]
+_OF_PROBABILITIES = frozenset(["binary_cross_entropy", *_DRAWING])
 _ASSERTIONS = frozenset(["_assert_async", "_assert_scalar"])
 _COUNTING = frozenset(["add", "sub", "mul", "clone", "copy", "_to_copy", "detach", "eq", "ne", "lt", "le", "gt", "ge"])
 _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -23,8 +24,8 @@ _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 class Asserting:
     """Whether a step has operations that may assert on what they are given.
 
-    These are assertions, operations that take probabilities or indices, those of other libraries than PyTorch, and
-    operators of operators, as flex_attention.
+    These are assertions, operations that take probabilities, rates or indices, those of other libraries than PyTorch,
+    and operators of operators, as flex_attention.
 
     may:    also where no step was looked at, or the step failed
     looked: one step is enough

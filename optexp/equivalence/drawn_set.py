@@ -51,12 +51,13 @@ class UpdateInputs:
     called: hyperparameters of every group when the optimizer of a user's step was called
     left:   learning rates after the step
     sparse: sparse gradients by name: an optimizer may change only the rows that they have
-    others: changes of parameters that are not the optimizer's (see `optexp.equivalence.other_changes`)
+    earlier, others: changes of parameters before an update, and beside it (see `optexp.equivalence.other_changes`)
     """
 
     called: dict[int, list[Mapping[str, Any]]] = field(default_factory=dict)
     left: dict[int, list[float]] = field(default_factory=dict)
     sparse: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    earlier: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     others: dict[int, dict[str, Tensor]] = field(default_factory=dict)
 
 

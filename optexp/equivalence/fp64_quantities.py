@@ -113,6 +113,8 @@ def _take_optimizer_step(inputs: InputSet, step: int, seen: Observation, rounded
     fp64, program, optimizer = inputs.fp64, inputs.fp64.program, inputs.fp64.program.optimizer
     assert optimizer is not None
     fp64.load(fp64.initial | before(seen))
+    for name, change in fp64.results.update_inputs.earlier.get(step, {}).items():
+        program.model.get_parameter(name).detach().add_(change)
     if skipped(seen):
         return
     clear_gradients(program.model)
@@ -136,6 +138,7 @@ def _optimizer_state(inputs: InputSet, step: int, seen: Observation, smooth: boo
     """
     fp64, own = inputs.fp64, before(seen)
     others = fp64.results.update_inputs.others.get(step, {})
+    earlier = fp64.results.update_inputs.earlier.get(step, {})
     for name, reference in fp64.program.state().items():
         if (after := seen.get(f"after/{name}")) is None or name.startswith("buffer/"):
             continue
@@ -144,6 +147,7 @@ def _optimizer_state(inputs: InputSet, step: int, seen: Observation, smooth: boo
         reference = reference.detach().to(fp64.device, torch.float64)  # plain optimizers keep `step` on the CPU
         if name.startswith("param/"):  # however small the change is beside the stored value
             start, change = own[name].to(torch.float64), name.replace("param/", "change/", 1)
+            start = start + earlier.get(name.removeprefix("param/"), 0.0)
             reference = reference + others.get(name.removeprefix("param/"), 0.0)
             if smooth:
                 limits = replace(limits, gradient=True, scarce=wide.numel() < SCARCE)

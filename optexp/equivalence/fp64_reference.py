@@ -193,6 +193,7 @@ class Fp64Reference:
                 raise
             return self.step_on(given, index, state)  # it may run where nobody looks
         self.results.update_inputs.others[index] = changes.found()
+        self.results.update_inputs.earlier[index] = changes.earlier()
         left = tensors_of(batch)
         written = {
             f"input/{name}": left[name].detach().clone()

@@ -1,7 +1,8 @@
 """REFERENCE: what a step does to parameters beside its optimizer: another optimizer, an update by hand, a norm.
 
 An update is compared with an optimizer step on the arm's own gradients. Changes by other means are no part of that
-step; they are taken from the fp64 step as a whole.
+step; they are taken from the fp64 step as a whole. What a forward changes before an update follows from state and
+inputs alone, without a gradient: the update is compared by itself, from there.
 """
 
 from __future__ import annotations
@@ -39,24 +40,30 @@ def allowed(change: Tensor, causes: Sequence[Tensor]) -> tuple[float, float]:
 
 @dataclass
 class OtherChanges:
-    """Of one fp64 step; where the step is not the user's own, of parameters that the model's forward changes.
+    """Of one fp64 step.
 
     start:   the state that the step began with
-    updates: by parameter, what `optimizer.step()` changed
+    updates: by parameter, what `optimizer.step()` changed, in a step of the user's own
+    begun:   by parameter that forwards of the model changed before it, what they made of `start`
     """
 
     program: Program
     start: Mapping[str, Tensor]
     updates: dict[str, Tensor] = field(default_factory=dict)
+    begun: dict[str, Tensor] = field(default_factory=dict)
+    _entered: dict[str, Tensor] = field(default_factory=dict)  # parameters as a forward began
 
     @contextmanager
     def followed(self) -> Iterator[None]:
         """Inside, the optimizer's step is noted."""
-        optimizer = self.program.optimizer
+        model, optimizer = self.program.model, self.program.optimizer
         if optimizer is None:
             yield
             return
-        handles = optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)
+        handles = [optimizer.register_step_pre_hook(self._before)]
+        if self.program.own_step:  # which may change parameters before its optimizer's step, too
+            handles += [model.register_forward_pre_hook(self._enter), model.register_forward_hook(self._leave)]
+            handles += [optimizer.register_step_post_hook(self._after)]
         try:
             yield
         finally:
@@ -64,31 +71,45 @@ class OtherChanges:
                 handle.remove()
 
     def found(self) -> dict[str, Tensor]:
-        """By parameter, the changes that are not its optimizer's; none where they are zero."""
-        if self.program.optimizer is None:
+        """By parameter, the changes that are neither its optimizer's nor earlier; none where they are zero."""
+        if self.program.optimizer is None or not self.program.own_step:
             return {}
         changes = dict[str, Tensor]()
         for name, parameter in self._parameters():
-            if not self.program.own_step and name not in self.updates:
-                continue
             other = parameter - self._begun(name, parameter) - self.updates.get(name, 0.0)
             if bool(other.any()):
                 changes[name] = other
         return changes
+
+    def earlier(self) -> dict[str, Tensor]:
+        """By parameter, the changes by forwards before its optimizer's; none where they are zero."""
+        return {name: begun - self.start[f"param/{name}"].to(begun) for name, begun in self.begun.items()}
 
     def _parameters(self) -> Iterator[tuple[str, Tensor]]:
         named = ((name, parameter.detach()) for name, parameter in self.program.model.named_parameters())
         return ((name, tensor) for name, tensor in named if tensor.layout is torch.strided)
 
     def _begun(self, name: str, parameter: Tensor) -> Tensor:
-        return self.start[f"param/{name}"].to(parameter)
+        return self.begun[name] if name in self.begun else self.start[f"param/{name}"].to(parameter)
+
+    def _enter(self, *_: Any) -> None:
+        if not self.updates:
+            self._entered = {name: parameter.clone() for name, parameter in self._parameters()}
+
+    def _leave(self, *_: Any) -> None:
+        entered, self._entered = self._entered, {}
+        for name, parameter in self._parameters():
+            if name in entered and not torch.equal(parameter, entered[name]):
+                self.begun[name] = self._begun(name, parameter) - entered[name] + parameter  # exact, if that is 0
 
     def _before(self, *_: Any) -> None:
-        every = self.program.own_step
-        moved = ((n, p) for n, p in self._parameters() if every or not torch.equal(p, self._begun(n, p)))
-        self.updates = {name: -parameter for name, parameter in moved}
+        if self.program.own_step:
+            self.updates = {name: -parameter for name, parameter in self._parameters()}
+            return
+        for name, parameter in self._parameters():
+            if not torch.equal(parameter, self._begun(name, parameter)):
+                self.begun[name] = parameter.clone()
 
     def _after(self, *_: Any) -> None:
         for name, parameter in self._parameters():
-            if name in self.updates:
-                self.updates[name] += parameter
+            self.updates[name] += parameter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
@@ -34,4 +35,5 @@ class ResumingAtEnd:
         """Resume all now."""
         assert self._process.stdin is not None
         self._process.stdin.close()
+        self._process.send_signal(signal.SIGCONT)  # a program may have stopped it
         self._process.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf, sqrt
 
 from optexp.equivalence.far_off import FarOff
@@ -14,6 +15,7 @@ from optexp.reporting.wording import unchecked_bits, yardstick
 from optexp.strategy import BITWISE, Contract
 
 TABULATED = 50  # tensors that have a row of their own in the record, those nearest to their limits
+PARTED = "the baseline is further from float64 than rounding moves it"
 CLOSE = 1.5  # times the yardstick's error, above which nothing is called as close
 
 
@@ -64,13 +66,14 @@ def unseen(findings: Sequence[Finding]) -> dict[str, str]:
     seen in another; equal bits show it only where others would not have been let through.
 
     Whether the baseline parts from float64 is known only of sets with noisy or reassociated runs. Where it does, other
-    sets do not show the tensor.
+    sets do not show the tensor; equal bits need not be shown, and other bits in any set do.
     """
     usual = [f for f in findings if f.family not in FAMILIES and f.error_rms is not None]
     parted = {(f.tensor, f.seed, f.family) for f in usual if f.parted}
     apart = {tensor for tensor, _, _ in parted}
     telling = [f for f in usual if f.tensor not in apart or (f.tensor, f.seed, f.family) in parted]
     seen = {f.tensor for f in telling if (_narrow(f) if f.bitwise else not f.unseen)}
+    usual = [replace(f, unseen=f.unseen or PARTED) if f.tensor in apart and not f.bitwise else f for f in usual]
     hidden = [f for f in usual if f.unseen and f.tensor not in seen]
     return {f.tensor: f.unseen for f in sorted(hidden, key=lambda f: -(f.visible or (inf,))[0])}
 

@@ -21,6 +21,7 @@ ASSERTING = {
     "row of an index": lambda x: x[(x[0] * 7).long()],
     "gather": lambda x: x.gather(1, INDEX[:, None]),
     "bernoulli": lambda x: torch.bernoulli(x),
+    "poisson": lambda x: torch.poisson(x),
     "attention": lambda x: flex_attention(*[x.expand(1, 1, 8, 8).float()] * 3),
     "condition": lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
     "assertion": lambda x: torch._assert_async((x < 2).all()),

@@ -37,6 +37,14 @@ def test_equal_bits_show_a_tensor_beside_a_tie_where_others_would_have_failed(ot
     assert bool(unseen([TIED, other])) is hidden
 
 
+@pytest.mark.parametrize(("bitwise", "hidden"), [(True, False), (False, True)])
+def test_equal_bits_beside_another_program_hide_no_other_bits_in_a_set_without_noisy_runs(
+    bitwise: bool, hidden: bool
+) -> None:
+    other = Finding("loss", error_rms=0.01, bitwise=bitwise, visible=(0.04, 0.04), seed=1)
+    assert bool(unseen([replace(EQUAL, parted=True), other])) is hidden
+
+
 @pytest.mark.parametrize(
     ("dtype", "plain"), [("int8", "plain rounding to int8"), ("float16", "plain float16 autocast")]
 )

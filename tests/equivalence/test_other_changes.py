@@ -59,6 +59,15 @@ def get_optimizer(params): return torch.optim.SGD(params, lr=0.1)
 def loss(outputs, batch): return nn.functional.cross_entropy(outputs, batch[1])
 """
 
+OWN_STEP = """
+def train_step(model, batch, optimizer):
+    optimizer.zero_grad()
+    value = loss(model(batch[0]), batch)
+    value.backward()
+    optimizer.step()
+    return value
+"""
+
 
 @pytest.mark.parametrize(("norm", "right"), [(1.0, True), (1.02, False)])
 def test_changes_that_the_model_makes_in_its_forward_are_compared(
@@ -71,6 +80,30 @@ def test_changes_that_the_model_makes_in_its_forward_are_compared(
         program.model.rows.max_norm = norm
         forward = program.call
         return replace(program, forward=lambda ids: forward(ids) * 3 / 3)  # no bit need be the same
+
+    found = check(Module(path=str(path), mode="train"), otherwise)
+    assert found.ok is right, found.headline
+    assert not found.undecided
+
+
+@pytest.mark.parametrize("step", ["", OWN_STEP], ids=["ours", "the user's"])
+@pytest.mark.parametrize(("share", "right"), [(1.0, True), (1.01, False), (0.0, False)])
+def test_an_update_that_is_small_beside_what_the_forward_changes_is_compared(
+    check, share: float, right: bool, step: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "port.py"
+    path.write_text(IN_FORWARD.replace("20", "400").replace("8", "64") + step)
+
+    def otherwise(program: Program) -> Program:
+        rows, forward = program.model.rows.weight.detach(), program.call
+        before = rows.clone()
+
+        def keep(*_: object) -> None:
+            before.copy_(rows)
+
+        program.optimizer.register_step_pre_hook(keep)
+        program.optimizer.register_step_post_hook(lambda *_: rows.copy_(before + share * (rows - before)))
+        return replace(program, forward=lambda ids: forward(ids) * 3 / 3)
 
     found = check(Module(path=str(path), mode="train"), otherwise)
     assert found.ok is right, found.headline

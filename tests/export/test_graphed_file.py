@@ -174,13 +174,19 @@ def hooked(model: Any, optimizer: Any) -> None:
     model.first.register_forward_hook(lambda module, given, found: found * 2)
 
 
+def weighed(model: Any, optimizer: Any) -> None:
+    type(model).forward.__globals__["WEIGHT"] = 2.0
+
+
 def summed(model: Any, optimizer: Any) -> None:
     model(torch.ones(2, 8)).sum().backward()
 
 
 CHANGES: dict[str, Callable[[Any, Any], object]] = {
+    "a number of the file": weighed,
     "a part in evaluation": lambda model, optimizer: model.second.eval(),
     "a number of the model": lambda model, optimizer: setattr(model, "scale", 2.0),
+    "a number in a list of the model": lambda model, optimizer: model.scales.append(model.scales.pop() * 2),
     "an option of the optimizer": lambda model, optimizer: optimizer.param_groups[0].update(weight_decay=0.1),
     "a parameter without gradient": frozen,
     "another layer": swapped,
@@ -191,9 +197,10 @@ CHANGES: dict[str, Callable[[Any, Any], object]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_a_graph_takes_for_constant_is_compared(change: str, pretended: Callable[[Any], None]) -> None:
-    text = MODEL.replace("* 0.5", "* self.scale").replace(
-        "        self.first", "        self.scale = 0.5\n        self.first"
+    text = MODEL.replace("* 0.5", "* self.scale * self.scales[0] * weight()").replace(
+        "        self.first", "        self.scale, self.scales = 0.5, [1.0]\n        self.first"
     )
+    text += "\n\nWEIGHT = 1.0\n\ndef weight(): return WEIGHT\n"
     plain, graphed = plain_and_graphed(text + PAIR + RETURNS.replace(*SGD), STEP_FILE, "True")
     pretended(graphed.Graphed)
     models = [plain.Model(), graphed.Model()]
