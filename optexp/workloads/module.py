@@ -75,10 +75,11 @@ class Module(UserWorkload):
             raise ConfigError(NO_INPUTS)
         if self.path is not None:
             require_file(Path(self.path).expanduser(), "workload.path")
-            if (names := missing(Path(self.path).expanduser(), self.names.model)) is not None:
-                if self.names.model != Names.model or FACTORY not in names:
-                    raise ConfigError(self._no_model(names))
+            file, usual = Path(self.path).expanduser(), self.names.model == Names.model
+            if usual and FACTORY in (missing(file, Names.model, untold=frozenset()) or ()):
                 return replace(self, names=replace(self.names, model=FACTORY))
+            if (names := missing(file, self.names.model)) is not None:
+                raise ConfigError(self._no_model(names))
             self._require_inputs(Path(self.path).expanduser())
         if self.target is not None:
             require_place(self.target, "workload.target")

@@ -16,6 +16,7 @@ from optexp.config import search_path
 from optexp.errors import ConfigError
 from optexp.result import Result, Verdict
 from optexp.sweeps.start import without_hydra
+from optexp.workloads.module import Module
 from tests.reached import measured
 
 OUTSIDE = Path(__file__).parents[1] / "outside"
@@ -401,3 +402,10 @@ def test_a_function_may_make_the_model(tmp_path: Path) -> None:
     text = "class Net(nn.Linear):\n    pass\n\ndef get_model():\n    return Net(4, 4)\n" + INPUT
     result = run(tmp_path, written(tmp_path, text), "verify=only")
     assert result.verdict is Verdict.VERIFIED, result.headline
+
+
+@pytest.mark.parametrize("line", ["list(model.modules())", "setattr(model, 'bias', None)"])
+def test_it_may_replace_parts_of_the_model(tmp_path: Path, line: str) -> None:
+    text = f"def get_model():\n    model = nn.Linear(4, 4)\n    {line}\n    return model\n" + INPUT
+    path = written(tmp_path, text).removeprefix("workload.path=")
+    assert Module(path=path).resolve("cpu").names.model == "get_model"
