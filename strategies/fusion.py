@@ -16,6 +16,7 @@ from optexp.kernelkit import toolchain
 from optexp.program import Batch, Outputs, Program, Step, preserved, tensors_of, to_device
 from optexp.schema import choice
 from optexp.strategy import Counters, Evidence, Notes, Remedy, Stage, Strategy, UserFile, grouped
+from optexp.support.compiler_errors import of_compiler
 from optexp.transforms.torchscript import CALLS_TO_SETTLE, Scripted, fused_groups
 
 if TYPE_CHECKING:
@@ -121,6 +122,13 @@ class Fusion(Strategy):
                 "torch.compile gives up what forward saves during the first backward, and this step goes through its"
                 " graph again (create_graph=True or retain_graph=True): leave fusion out"
             )
+        if "backward through the graph a second time" in str(error):
+            return (
+                "torch.compile makes one graph of what forward computes, whose backward runs once, and this step goes"
+                " through parts of it one by one (autograd.grad inside of forward, or in a hook): leave fusion out"
+            )
+        if failure := of_compiler(error):
+            return f"torch's compiler fails on this program, which runs without it ({failure}): leave fusion out"
         return None
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
