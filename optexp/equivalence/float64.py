@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from optexp.equivalence.narrow_operators import NARROW
+from optexp.support.eagerly import eagerly
 
 _WIDER = {
     torch.float32: torch.float64,
@@ -35,9 +36,12 @@ class InFloat64(TorchFunctionMode):
         torch.set_default_dtype(torch.float64)
         torch.finfo = self._constants  # type: ignore[misc,assignment]
         super().__enter__()  # type: ignore[no-untyped-call]
+        self._eagerly = eagerly()  # compiled attention has no float64
+        self._eagerly.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._eagerly.__exit__(*error)
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         torch.set_default_dtype(self._default)
         torch.finfo = self._finfo  # type: ignore[misc]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Self
 
@@ -19,12 +19,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 COMPILING = ("torch._dynamo", "torch.nn.attention.flex_attention")  # which compiles itself
 
 
-def eagerly() -> AbstractContextManager[object]:
-    """A context without compilation; no compiler is imported for it."""
-    if not any(name in sys.modules for name in COMPILING):
-        return nullcontext()
-    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
-    return stance
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """A context without compilation, in which conditions and loops run as Python's; no compiler is imported for it."""
+    compiling = any(name in sys.modules for name in COMPILING)
+    with torch.compiler.set_stance("force_eager") if compiling else nullcontext(), InPython():
+        yield
 
 
 class EagerMode(TorchDispatchMode):
@@ -40,7 +40,6 @@ class EagerMode(TorchDispatchMode):
     def __enter__(self) -> Self:
         with ExitStack() as around:
             around.enter_context(eagerly())
-            around.enter_context(InPython())
             super().__enter__()
             self._around.append(around.pop_all())
         return self
