@@ -15,6 +15,7 @@ from optexp.errors import NotCovered, refusing
 from optexp.program import Program, preserved, to_device
 from optexp.schema import choice
 from optexp.strategy import Contract, Counters, Evidence, Notes, Remedy, Stage, Strategy, UserFile, precision
+from optexp.support.compiler_errors import of_compiler
 from optexp.support.eagerly import EagerMode, is_view, name_of
 from optexp.trace import MATRIX_OPS, Trace
 
@@ -73,6 +74,11 @@ class Amp(Strategy):
             f"float32 products at this card's {rate / 1e12:.3g} TFLOP/s of {self.dtype}, all else in half of its bytes"
         )
         return step.less(text, device=saved)
+
+    def limit(self, error: Exception) -> str | None:
+        if failure := of_compiler(error):  # of a loop, whose dtypes must stay the same
+            return f"{FAILED} ({failure}): {ADVICE}"
+        return None
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         types = {p.dtype for p in program.model.parameters() if p.is_floating_point()}
