@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from torch import nn
 
 import optexp
 from optexp.comparison import mistakes, runner
@@ -402,6 +404,14 @@ def test_a_function_may_make_the_model(tmp_path: Path) -> None:
     text = "class Net(nn.Linear):\n    pass\n\ndef get_model():\n    return Net(4, 4)\n" + INPUT
     result = run(tmp_path, written(tmp_path, text), "verify=only")
     assert result.verdict is Verdict.VERIFIED, result.headline
+
+
+def test_a_second_file_may_make_what_the_first_one_has_as_a_class(tmp_path: Path) -> None:
+    class_ = written(tmp_path, "class Model(nn.Tanh): pass\n" + INPUT).removeprefix("workload.path=")
+    (tmp_path / "made.py").write_text(f"from torch import nn\ndef get_model(): return nn.Tanh()\n{INPUT}")
+    for first, second in ((class_, str(tmp_path / "made.py")), (str(tmp_path / "made.py"), class_)):
+        rebuilt = replace(Module(path=first).resolve("cpu"), path=second)
+        assert isinstance(rebuilt.load().model(), nn.Tanh)
 
 
 @pytest.mark.parametrize("line", ["list(model.modules())", "setattr(model, 'bias', None)"])
