@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from optexp.errors import NotCovered, refusing
 from optexp.program import Program, preserved, to_device
 from optexp.schema import choice
 from optexp.strategy import Contract, Counters, Evidence, Notes, Remedy, Stage, Strategy, UserFile, precision
+from optexp.support.compiler_errors import of_compiler
+from optexp.support.eagerly import EagerMode, is_view, name_of
 from optexp.trace import MATRIX_OPS, Trace
 
 if TYPE_CHECKING:
@@ -73,6 +74,11 @@ class Amp(Strategy):
             f"float32 products at this card's {rate / 1e12:.3g} TFLOP/s of {self.dtype}, all else in half of its bytes"
         )
         return step.less(text, device=saved)
+
+    def limit(self, error: Exception) -> str | None:
+        if failure := of_compiler(error):  # of a loop, whose dtypes must stay the same
+            return f"{FAILED} ({failure}): {ADVICE}"
+        return None
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         types = {p.dtype for p in program.model.parameters() if p.is_floating_point()}
@@ -176,7 +182,7 @@ def refused(call: Callable[..., Any]) -> Callable[..., Any]:
     return tried
 
 
-def inside(mode: TorchDispatchMode, call: Callable[..., Any]) -> Callable[..., Any]:
+def inside(mode: EagerMode, call: Callable[..., Any]) -> Callable[..., Any]:
     """The same call under a dispatch mode, which sees nothing of what the step does beside it."""
 
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -193,7 +199,7 @@ def grad_scaler(device: torch.device) -> torch.amp.GradScaler:
     return scaler
 
 
-class OperationsIn(TorchDispatchMode):
+class OperationsIn(EagerMode):
     """Counts the operations that compute in `dtype`: all their floating-point operands have it, casts aside."""
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -207,9 +213,9 @@ class OperationsIn(TorchDispatchMode):
         super().__enter__()
         return self
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def operation(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         leaves = tree_leaves((args, kwargs))
         operands = {t.dtype for t in leaves if isinstance(t, Tensor) and t.is_floating_point()}
-        if operands == {self.dtype} and not func.is_view:
-            self.seen[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
+        if operands == {self.dtype} and not is_view(func):
+            self.seen[name_of(func)] += 1
+        return func(*args, **kwargs)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from optexp.errors import NotCovered
 from optexp.program import Batch, Program, ResidentFeed, map_batch, preserved, to_device
 from optexp.program.offered import Place
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, UserFile
+from optexp.support.eagerly import EagerMode
 
 if TYPE_CHECKING:
     from optexp.profiling.bounds import Bound
@@ -150,15 +150,15 @@ def layouts(program: Program, optimized: Program | None = None) -> dict[str, int
     return {layout: seen.layouts[layout] for layout in ("last", "first", "either")}
 
 
-class Convolutions(TorchDispatchMode):
+class Convolutions(EagerMode):
     """Counts the layouts of convolutions' results ("either" for one channel or one pixel)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layouts: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def operation(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        result = func(*args, **kwargs)
         if func is torch.ops.aten.convolution.default and result.dim() == 4:
             is_last = result.is_contiguous(memory_format=torch.channels_last)
             self.layouts["either" if is_last and result.is_contiguous() else "last" if is_last else "first"] += 1

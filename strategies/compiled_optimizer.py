@@ -11,6 +11,7 @@ from torch.optim import SGD, Optimizer
 from optexp.kernelkit import toolchain
 from optexp.program import NotCalled, Program
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, UserFile, grouped
+from optexp.support.compiler_errors import of_compiler
 
 if TYPE_CHECKING:
     from optexp.profiling.bounds import Bound
@@ -40,6 +41,13 @@ class CompiledOptimizer(Strategy):
         from optexp.profiling.updates import in_one_kernel
 
         return in_one_kernel(view.parts(ceilings))
+
+    def limit(self, error: Exception) -> str | None:
+        if failure := of_compiler(error):
+            return (
+                f"torch's compiler fails on this step, which runs without it ({failure}): leave compiled_optimizer out"
+            )
+        return None
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         optimizer = program.optimizer

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from optexp.errors import refusing
 from optexp.program import NotCalled, Program, clear_gradients, preserved
 from optexp.schema import choice
 from optexp.strategy import Counters, Evidence, Notes, Remedy, Stage, Strategy, UserFile
+from optexp.support.eagerly import EagerMode, is_view, name_of
 
 if TYPE_CHECKING:
     from optexp.profiling.bounds import Bound
@@ -129,13 +129,13 @@ def operations(program: Program) -> dict[str, int]:
     return dict(seen.counts)
 
 
-class Operations(TorchDispatchMode):
+class Operations(EagerMode):
     """Counts the operations of an optimizer's step, without views."""
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counts[f"aten::{func.overloadpacket.__name__}"] += not func.is_view
-        return func(*args, **(kwargs or {}))
+    def operation(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        self.counts[f"aten::{name_of(func)}"] += not is_view(func)
+        return func(*args, **kwargs)

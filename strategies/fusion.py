@@ -16,6 +16,7 @@ from optexp.kernelkit import toolchain
 from optexp.program import Batch, Outputs, Program, Step, preserved, tensors_of, to_device
 from optexp.schema import choice
 from optexp.strategy import Counters, Evidence, Notes, Remedy, Stage, Strategy, UserFile, grouped
+from optexp.support.compiler_errors import of_compiler
 from optexp.transforms.torchscript import CALLS_TO_SETTLE, Scripted, fused_groups
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ LADDER = {
     "inductor": "",
 }
 BETWEEN = "products as they are, one kernel between two of them, and launches that the host needs"
-MACHINE = (MemoryError, torch.OutOfMemoryError, OSError, ImportError)  # errors that are none of the compiler's
 CAPTURING = ("reduce-overhead", "max-autotune")  # both replay what they compile as CUDA Graphs
 
 
@@ -122,7 +122,14 @@ class Fusion(Strategy):
                 "torch.compile gives up what forward saves during the first backward, and this step goes through its"
                 " graph again (create_graph=True or retain_graph=True): leave fusion out"
             )
-        return None if self.ours else uncompiled(error)
+        if "backward through the graph a second time" in str(error):
+            return (
+                "torch.compile makes one graph of what forward computes, whose backward runs once, and this step goes"
+                " through parts of it one by one (autograd.grad inside of forward, or in a hook): leave fusion out"
+            )
+        if not self.ours and (failure := of_compiler(error)):
+            return f"torch's compiler fails on this program, which runs without it ({failure}): leave fusion out"
+        return None
 
     def unsupported(self, program: Program, device: torch.device) -> str | None:
         if self.backend != "inductor" and self.mode != "default":
@@ -332,16 +339,6 @@ def chosen(backend: str) -> list[Kernel]:
 
     every = kernels().values()
     return [replace(k, function=k.cuda) for k in every if k.cuda] if backend == "cuda" else list(every)
-
-
-def uncompiled(error: Exception) -> str | None:
-    """Why torch's compiler failed, where it did; a machine without memory, or with a broken file, is another matter."""
-    from torch._dynamo.exc import TorchDynamoException
-
-    inner = getattr(error, "inner_exception", error)
-    if not isinstance(error, TorchDynamoException) or isinstance(inner, MACHINE):
-        return None
-    return f"torch.compile fails on this step ({type(inner).__name__}: {first_line(inner)}): leave fusion out"
 
 
 def put_in(backend: str, captured: bool) -> tuple[dict[str, Any], Notes]:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from optexp.program import Program, preserved, to_device
 from optexp.strategy import Contract, Counters, Evidence, Notes, Stage, Strategy, UserFile, precision
+from optexp.support.eagerly import EagerMode, name_of
 from optexp.support.tf32 import allow_tf32, flags, tf32_allowed
 from optexp.trace import short_name
 
@@ -111,7 +111,7 @@ def kind(operation: str) -> str:
     return "convolutions" if "conv" in operation else "products"
 
 
-class Products(TorchDispatchMode):
+class Products(EagerMode):
     """Computes each product again with the previous flags: equal bits show that TF32 was not used.
 
     Kernels' names are weaker evidence: not all show the precision, and other strategies of a stack change them too.
@@ -123,15 +123,16 @@ class Products(TorchDispatchMode):
         self.found: Counter[str] = Counter()
         self.lowered: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def operation(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         from torch.utils.flop_counter import flop_registry  # imports triton
 
-        result = func(*args, **(kwargs or {}))
-        if func.overloadpacket in flop_registry and torch.Tag.nondeterministic_seeded not in func.tags:
+        result = func(*args, **kwargs)
+        counted = getattr(func, "overloadpacket", func) in flop_registry
+        if counted and torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
             allow_tf32(**self.before)
-            exact = func(*args, **(kwargs or {}))
+            exact = func(*args, **kwargs)
             allow_tf32()
-            name = func.overloadpacket.__name__
+            name = name_of(func)
             self.found[name] += 1
             self.lowered += Counter({name: int(not all(map(torch.equal, tensors(result), tensors(exact))))})
         return result

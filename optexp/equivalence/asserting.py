@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from optexp.support.uncompiled import uncompiled
+from optexp.support.eagerly import EagerMode
 
 _DRAWING = ["bernoulli", "bernoulli_", "multinomial", "normal", "poisson", "binomial"]
 _OF_PROBABILITIES = frozenset(["binary_cross_entropy", *_DRAWING])
@@ -38,20 +37,19 @@ class Asserting:
     def looking(self) -> Iterator[None]:
         """Look at the operations of a step."""
         self.looked = True
-        with uncompiled(), _Looking() as mode:
+        with _Looking() as mode:
             yield
         self.may = mode.met
 
 
-class _Looking(TorchDispatchMode):
-    supports_higher_order_operators = True
+class _Looking(EagerMode):
     met = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def operation(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         foreign = func.namespace not in ("aten", "prims") or not isinstance(func, OpOverload)
         name = "" if foreign else func.overloadpacket.__name__
         leaves = pytree.tree_leaves((args, kwargs))
         integers = any(isinstance(leaf, Tensor) and leaf.dtype in _INDICES for leaf in leaves)
         indexed = integers and name.rstrip("_") not in _COUNTING
         self.met |= foreign or indexed or name in _OF_PROBABILITIES or name in _ASSERTIONS
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
-from torch._ops import HigherOrderOperator
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from optexp.equivalence.reassociation import DECOMPOSED
+from optexp.support.eagerly import EagerMode
 
 LEFT = 1e-6  # of its terms: a sum of which more is left has not cancelled
 _ADDING = """
@@ -26,13 +26,11 @@ _SUMS = frozenset(_ADDING.split())
 _COPIES = frozenset(["clone", "_to_copy", "contiguous", "copy_", "neg"])
 
 
-class Terms(TorchDispatchMode):
+class Terms(EagerMode):
     """Inside, it is known of every sum that cancels how large its terms are.
 
     least: what is left of a sum that cancels, at most, as a share of its terms
     """
-
-    supports_higher_order_operators = True  # torch.cond and the like, in whose inside no sum is seen
 
     def __init__(self, least: float = LEFT) -> None:
         super().__init__()
@@ -44,13 +42,12 @@ class Terms(TorchDispatchMode):
         """RMS over elements of Σ|terms|; 0 where nothing cancelled."""
         return self.sizes.get(_address(tensor), 0.0)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        kwargs = kwargs or {}
-        if isinstance(func, HigherOrderOperator):
+    def operation(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if not isinstance(func, OpOverload):
             return func(*args, **kwargs)
         name = func.overloadpacket.__name__
         if name in DECOMPOSED and func in decomposition_table:
-            with self:
+            with self.again():
                 return decomposition_table[func](*args, **kwargs)
         result = func(*args, **kwargs)
         if name in _SUMS:

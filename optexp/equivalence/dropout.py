@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from optexp.support.uncompiled import uncompiled
+from optexp.support.eagerly import eagerly
 
 DIGITS = 6  # of a rate: 1 - 0.9 is 0.1
 
@@ -94,7 +94,7 @@ def rates(step: Callable[[], Any]) -> list[float]:
 
     Code that was captured calls none.
     """
-    with uncompiled(), (seen := _Seen()):
+    with eagerly(), (seen := _Seen()):
         step()
     return sorted(seen.rates)
 

@@ -11,6 +11,7 @@ from optexp.equivalence.observation import Observation, unpacked
 from optexp.equivalence.optimizer_rules import RULE
 from optexp.equivalence.tensor_math import alike, finite, identical
 from optexp.errors import NoReference
+from optexp.program.counters import is_counted
 from optexp.records.verification import Finding, broken
 
 Alike = Callable[[str, bytes, bytes], bool]
@@ -126,10 +127,11 @@ def _replayed(seen: Observation, baseline: Observation) -> Iterator[Finding]:
 
 def optional(name: str) -> bool:
     """What need not be the same tensors: a learning rate is state only where it is one, which is the container's
-    business."""
+    business, and a number that an optimizer counts only once it has changed."""
     rate = "/optimizer/group" in name and name.endswith("/lr")
+    counts = is_counted(name.partition("/")[2])
     packed = ("memory/", "remembers/", "keeps/", "moves/", RULE)
-    return rate or name.startswith(("changed/", "batch/", "timed/", *packed))
+    return rate or counts or name.startswith(("changed/", "batch/", "timed/", *packed))
 
 
 def title(name: str) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from optexp.equivalence.narrow_operators import NARROW, in_float32, quantizes
-from optexp.support.uncompiled import uncompiled
+from optexp.support.eagerly import eagerly
 
 _WIDER = {
     torch.float32: torch.float64,
@@ -38,14 +38,14 @@ class InFloat64(TorchFunctionMode):
         self._default, self._finfo = torch.get_default_dtype(), torch.finfo
         torch.set_default_dtype(torch.float64)
         torch.finfo = self._constants  # type: ignore[misc,assignment]
-        self._plain = uncompiled()
-        self._plain.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
+        self._eagerly = eagerly()  # compiled attention has no float64
+        self._eagerly.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._eagerly.__exit__(*error)
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._plain.__exit__(*error)
         torch.set_default_dtype(self._default)
         torch.finfo = self._finfo  # type: ignore[misc]
 

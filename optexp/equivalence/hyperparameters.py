@@ -25,14 +25,16 @@ def in_float32(optimizer: torch.optim.Optimizer) -> Iterator[None]:
             return tuple(map(rounded, value))
         return torch.tensor(value, dtype=torch.float32).item() if isinstance(value, float) else value
 
-    exact = [dict(group) for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group.update({key: rounded(value) for key, value in group.items() if key != "params"})
+    exact = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    coarse = [{key: rounded(value) for key, value in values.items()} for values in exact]
+    for group, values in zip(optimizer.param_groups, coarse, strict=True):
+        group.update(values)
     try:
         yield
     finally:
-        for group, values in zip(optimizer.param_groups, exact, strict=True):
-            group.update(values)
+        for group, values, given in zip(optimizer.param_groups, exact, coarse, strict=True):
+            kept = {key: value for key, value in values.items() if group[key] is given[key]}  # others are counted on
+            group.update(kept)
 
 
 def bias_correction_error(optimizer: torch.optim.Optimizer) -> dict[Tensor, float]:

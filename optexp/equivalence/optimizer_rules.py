@@ -68,7 +68,8 @@ def rule(program: Program) -> Tensor:
     others = {} if program.step_state is None else program.step_state.rules()
     beside = {name: (kind, [*map(_numbers, held)]) for name, (kind, held) in others.items()}
     known = [key for key in program.optimizer.defaults if key not in HOW]
-    text = json.dumps([type(program.optimizer).__qualname__, known, groups, beside])
+    moved = sorted({name.rpartition("/")[2] for name in program.counted()})
+    text = json.dumps([type(program.optimizer).__qualname__, known, groups, beside, moved])
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
@@ -110,7 +111,8 @@ def unlike_rules(seen: Mapping[str, Tensor], baseline: Mapping[str, Tensor]) -> 
 
 def _of_optimizers(ours: Any, theirs: Any) -> Iterator[Finding]:
     """Of the program's own, by parameter."""
-    (kind, _, groups, _), (other, keys, others, _) = ours, theirs
+    (kind, _, groups, _, moved), (other, keys, others, _, expected_moves) = ours, theirs
+    keys = set(keys) - (set(moved) & set(expected_moves))  # of counters, which are compared as state
     known = [(names, {key: numbers[key] for key in keys if key in numbers}) for names, numbers in others]
     expected, met = {name: numbers for names, numbers in known for name in names}, set[str]()
     for name, numbers in ((name, numbers) for names, numbers in groups for name in names):

@@ -9,7 +9,6 @@ sees how far honest implementations lie apart, where the baseline by itself may 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from math import prod
 from random import Random
 from typing import Any
@@ -21,10 +20,9 @@ from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from optexp.equivalence.rounding_steps import RoundingSteps
-from optexp.support.uncompiled import uncompiled
+from optexp.support.eagerly import EagerMode
 
 RUNS = 4
 # Running sums side by side, by run, where rows are added up on a CPU. One alone is the least exact, and what compiled
@@ -77,14 +75,12 @@ DECOMPOSED = frozenset(_COMPOSITE.split())
 _ATTENTION = ("flex_attention", "flex_attention_backward")  # operators of operators
 
 
-class Reassociated(TorchDispatchMode):
+class Reassociated(EagerMode):
     """Inside, reductions take another order and results another rounding, by `seed` (1, 2, ...).
 
     changed:  how many operators were
     coarsest: the largest eps of a dtype or arithmetic (TF32) that something was computed in
     """
-
-    supports_higher_order_operators = True  # but for attention's, their inside keeps its order
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -93,19 +89,16 @@ class Reassociated(TorchDispatchMode):
         self.changed, self.coarsest = 0, 0.0
 
     def __enter__(self) -> Reassociated:
-        with ExitStack() as around:
-            around.enter_context(uncompiled())
-            around.enter_context(sdpa_kernel(SDPBackend.MATH))  # whose products and softmax are seen here
-            self._around = around.pop_all()
+        self._attention = sdpa_kernel(SDPBackend.MATH)  # whose products and softmax are seen here
+        self._attention.__enter__()
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self._around.__exit__(*error)
+        self._attention.__exit__(*error)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        kwargs = kwargs or {}
+    def operation(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         real = [tensor for tensor in _tensors((args, [*kwargs.values()])) if tensor.dtype in _BITS]
         whole = not isinstance(func, OpOverload) and func.name() in _ATTENTION
         if (func.namespace != "aten" and not whole) or not real or any(not _is_plain(tensor) for tensor in real):
@@ -114,7 +107,7 @@ class Reassociated(TorchDispatchMode):
         if (reordered := _REORDERED.get(name)) is not None:
             result = reordered(self, func, *args, **kwargs)
         elif name in DECOMPOSED and func in decomposition_table:
-            with _inside(self):
+            with self.again():
                 result = decomposition_table[func](*args, **kwargs)
         elif name.removesuffix("_") in _ROUNDS:
             result = func(*args, **kwargs)
@@ -156,16 +149,6 @@ class Reassociated(TorchDispatchMode):
         moved = value.clone()
         self.round_(moved)
         return moved
-
-
-@contextmanager
-def _inside(mode: Reassociated) -> Iterator[None]:
-    """The same mode for the operators of a decomposition; the kind of attention is chosen already."""
-    TorchDispatchMode.__enter__(mode)
-    try:
-        yield
-    finally:
-        TorchDispatchMode.__exit__(mode, None, None, None)
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from optexp.errors import NoReference
+from optexp.program import counters
 from optexp.program.batches import Batch, Outputs, Packed, Remembered, tensors_of
+from optexp.program.counters import is_counted
 from optexp.program.feed import Feed
 from optexp.python_state.model_state import ModelState
 from optexp.support import sparse
@@ -219,6 +221,9 @@ class Program:
                 elif isinstance(value, (int, float)):
                     kind = torch.float64 if isinstance(value, float) else None
                     tensors[f"optimizer/{alias.name}/{key}"] = torch.tensor(value, dtype=kind, device="cpu")
+            for name, number in self.counted().items():
+                kind = torch.float64 if isinstance(number, float) else None
+                tensors[name] = torch.tensor(number, dtype=kind, device="cpu")
             for index, group in enumerate(self.optimizer.param_groups):
                 if isinstance(group["lr"], Tensor):
                     tensors[f"optimizer/group{index}/lr"] = read(group["lr"])
@@ -248,7 +253,7 @@ class Program:
             NoReference: A step registered a parameter since.
         """
         for name, tensor in self.state().items():
-            if name not in values and name.startswith("buffer/"):
+            if name not in values and (name.startswith("buffer/") or is_counted(name)):
                 continue
             if name not in values and name.startswith("param/"):
                 raise NoReference(
@@ -262,6 +267,8 @@ class Program:
         for alias, key, kept in self._kept():
             if isinstance(kept[key], (int, float)):
                 kept[key] = values[f"optimizer/{alias.name}/{key}"].item()
+        if self.optimizer is not None and not self.own_step:
+            counters.put(self.optimizer, {name: value.item() for name, value in values.items() if is_counted(name)})
 
     def register(self, values: Mapping[str, Tensor]) -> None:
         """Register the buffers of a state that a step of another process registered, at this program's precision.
@@ -284,6 +291,10 @@ class Program:
                 alias = self.alias(f"{path}.{name}" if path else name)
                 if alias is not None and alias.name == buffer:
                     module._buffers[name] = alias(value.clone())
+
+    def counted(self) -> dict[str, counters.Number]:
+        """Numbers that the optimizer counts, by name in `state`; in a user's own step, `step_state` follows them."""
+        return counters.counted(self.optimizer) if self.optimizer is not None and not self.own_step else {}
 
     def _kept(self) -> Iterator[tuple[Alias, str, dict[str, Any]]]:
         """The optimizer's state of the model's parameters: parameter's alias, key, and the dict that holds the key.

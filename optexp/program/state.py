@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from optexp.errors import NoReference
+from optexp.program.counters import is_counted
 from optexp.program.program import Program
 from optexp.python_state.model_state import ModelState
 from optexp.python_state.records import Table
@@ -60,7 +61,7 @@ class Snapshot:
         if attributes and program.model is self.model:
             self.kept.restore()  # first: a reassigned buffer may have another shape
         for name, tensor in program.state().items():
-            if name not in self.values:
+            if name not in self.values and not is_counted(name):
                 lazy = name.startswith("optimizer/") and not name.endswith("/lr")
                 self.values[name] = _at_first(program, name, tensor) if lazy else tensor.clone()
         program.put(self.values)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ast
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-UNTOLD = {"globals", "exec", "setattr", "__getattr__", "modules"}  # names that bind, or find, others at run time
+UNTOLD = frozenset(
+    ["globals", "exec", "setattr", "__getattr__", "modules"]
+)  # names that bind, or find, others at run time
 
 
-def missing(file: Path, name: str) -> list[str] | None:
+def missing(file: Path, name: str, untold: Set[str] = UNTOLD) -> list[str] | None:
     """The file's own classes, aliases and functions where none of its statements can bind `name`; None where one may.
 
-    Of installed packages, which may find names at run time, nothing is said.
+    Of installed packages, and of files with a name of `untold`, which may find names at run time, nothing is said.
     """
     path = file.resolve()
     if str(path).startswith(INSTALLED):
@@ -32,8 +34,8 @@ def missing(file: Path, name: str) -> list[str] | None:
         elif isinstance(node, ast.Name):
             names.add(node.id)
         elif isinstance(node, ast.Attribute):
-            names |= {node.attr} & UNTOLD
-    if name in names or "*" in names or names & UNTOLD:
+            names |= {node.attr} & untold
+    if name in names or "*" in names or names & untold:
         return None
     if path.name == "__init__.py" and any(path.parent.glob(f"{name}*")):  # a module of the package
         return None

@@ -23,6 +23,7 @@ from optexp.errors import ConfigError, NoReference, Unsupported
 from optexp.kernelkit import toolchain
 from optexp.measurement import clock, placement
 from optexp.program import Outputs, Program, Snapshot, gradients, keeping
+from optexp.program.counters import meet
 from optexp.strategy import Composed, Notes, Strategy, captures, compose
 from optexp.support import own_code, sparse
 from optexp.support.memory_plan import Sizes, capacity, choose
@@ -184,6 +185,7 @@ class Built(Compiled):
             feed, aliases, held = program.feed, program.aliases, holdings(program)
             program, notes[strategy.name] = pair_of(strategy, strategy.apply(program))
             program = matched(held, program, aliases, strategy.name, self.initial.values)
+            meet(program.optimizer)  # whose numbers the strategy may have set
             if not spec.dropout:
                 silence(program.model)  # which may be another one
             if program.feed is not feed:

@@ -75,10 +75,11 @@ class Module(UserWorkload):
             raise ConfigError(NO_INPUTS)
         if self.path is not None:
             require_file(Path(self.path).expanduser(), "workload.path")
-            if (names := missing(Path(self.path).expanduser(), self.names.model)) is not None:
-                if self.names.model != Names.model or FACTORY not in names:
-                    raise ConfigError(self._no_model(names))
+            file, usual = Path(self.path).expanduser(), self.names.model == Names.model
+            if usual and FACTORY in (missing(file, Names.model, untold=frozenset()) or ()):
                 return replace(self, names=replace(self.names, model=FACTORY))
+            if (names := missing(file, self.names.model)) is not None:
+                raise ConfigError(self._no_model(names))
             self._require_inputs(Path(self.path).expanduser())
         if self.target is not None:
             require_place(self.target, "workload.target")
@@ -166,22 +167,28 @@ class Module(UserWorkload):
             return Parts(maker(found, *self.made_with(found), f"workload.target={self.target}"), drawn)
         file = import_file(Path(self.path or "").expanduser(), "workload.path", anew=True)
         has = {key: getattr(file, name, None) for key, name in vars(self.names).items()}
-        model = has["model"]
-        if model is None:
-            raise ConfigError(self._no_model(models_in(file)))
+        name, model = self._model(file)
         if drawn is None and has["inputs"] is not None:
             drawn = partial(_call_inputs, has["inputs"], file)
         if drawn is None and has["loader"] is None:
             raise ConfigError(self._no_batches(dir(file)))
         args, kwargs = self._init(has["init_inputs"])
         return Parts(
-            maker(model, args, kwargs, self.names.model),
+            maker(model, args, kwargs, name),
             drawn,
             None if self.inputs else has["loader"],
             has["loss"],
             has["optimizer"],
             has["train_step"],
         )
+
+    def _model(self, file: ModuleType) -> tuple[str, Any]:
+        """Name and value of the model: a second file may make by a function what the first one has as a class."""
+        usual = (Names.model, FACTORY)
+        for name in (self.names.model, *(usual if self.names.model in usual else ())):
+            if (model := getattr(file, name, None)) is not None:
+                return name, model
+        raise ConfigError(self._no_model(models_in(file)))
 
     def _no_batches(self, found: Iterable[str]) -> str:
         """The sentence where the file has neither inputs nor a loader, but other names."""

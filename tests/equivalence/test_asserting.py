@@ -23,10 +23,11 @@ ASSERTING = {
     "bernoulli": lambda x: torch.bernoulli(x),
     "poisson": lambda x: torch.poisson(x),
     "attention": lambda x: flex_attention(*[x.expand(1, 1, 8, 8).float()] * 3),
-    "condition": lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
+    "inside of a condition": lambda x: torch.cond(x.sum() > 0, torch.bernoulli, torch.cos, (x,)),
     "assertion": lambda x: torch._assert_async((x < 2).all()),
 }
 OTHERS = {
+    "condition": lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
     "gelu": lambda x: functional.gelu(x, approximate="tanh"),
     "convolution": lambda x: functional.conv2d(x[None, None], torch.ones(1, 1, 3, 3, dtype=x.dtype)).softmax(-1),
     "mask": lambda x: torch.where(x > 0.5, x, 0.0).masked_fill(x > 0.9, 1.0).sum(),

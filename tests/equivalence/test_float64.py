@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch.ao import quantization
+from torch.nn.attention.flex_attention import flex_attention
 
 from optexp.equivalence.float64 import InFloat64, is_wide
 
@@ -116,3 +117,12 @@ def test_quantization_while_training_runs_in_float64(fused: bool, by_channel: bo
     assert off.max() <= 1.01 * made.scale.max()  # a number between two steps may go to either
     assert (off < 1e-6).sum() >= 10
     assert made.scale.dtype is torch.float64
+
+
+def test_what_torch_compiles_runs_eagerly_and_in_float64() -> None:
+    attention, x = torch.compile(flex_attention), torch.randn(1, 1, 16, 8, dtype=torch.float64)
+    with InFloat64():
+        assert attention(x, x, x).dtype is torch.float64  # which has no code for float64 on a CPU
+        found = torch.cond(x.sum() < 1e9, lambda x: x.float().exp(), lambda x: x, (x.requires_grad_(),))
+    assert found.dtype is torch.float64
+    assert found.requires_grad

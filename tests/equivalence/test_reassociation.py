@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch._dynamo
 import torch.nn.functional as F
 from torch import nn
+from torch._higher_order_ops.map import map as map_over
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.attention.flex_attention import flex_attention
 
+from optexp.equivalence.cancellation import Terms
 from optexp.equivalence.reassociation import RUNS, Reassociated
 
 U = 2.0**-24
@@ -194,14 +199,47 @@ def test_attention_that_compiles_itself_runs_in_other_orders_and_as_before_after
     assert attend(x).shape == x.shape
 
 
-def test_a_condition_is_no_obstacle() -> None:
-    def either(x: torch.Tensor) -> torch.Tensor:
-        return torch.cond(x.sum() > 1e9, torch.sin, torch.cos, (x,)).sum(0)
+LOOPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "cond": lambda x: torch.cond(x.sum() > 1e9, torch.sin, lambda x: x @ x, (x,)),
+    "scan": lambda x: scan(lambda h, row: (h * row, (h + row) @ x), x[0], x)[1],
+    "nested": lambda x: scan(lambda h, row: ((h[0] * row, h[1].sin()), [(h[0] + h[1]) @ x]), (x[0], x[1]), x)[1][0],
+    "map": lambda x: map_over(lambda row, weight: row @ weight, x, drawn(8, 8)),
+}
 
-    x = drawn(64, 8)
-    for seed in SEEDS:
-        with Reassociated(seed):
-            assert torch.allclose(either(x), x.cos().sum(0))
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_operations_in_conditions_and_loops_are_changed_and_have_gradients(
+    loop: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    x = drawn(8, 8).requires_grad_()
+    (exact,) = torch.autograd.grad(loop(x).sum(), x)
+    with Reassociated(1):
+        with torch.no_grad():
+            results = loop(x)
+        (gradient,) = torch.autograd.grad(loop(x).sum(), x)
+    assert not torch.equal(results, loop(x))
+    assert not torch.equal(gradient, exact)
+    assert torch.allclose(results, loop(x), rtol=1e-4, atol=1e-4)
+    assert torch.allclose(gradient, exact, rtol=1e-4, atol=1e-4)
+
+
+def test_a_loop_ends_where_its_condition_says() -> None:
+    with torch.no_grad(), Reassociated(1):
+        count, _ = while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, x @ x), (torch.tensor(0), torch.eye(4)))
+    assert int(count) == 5
+
+
+def test_parts_of_an_operation_are_changed_in_inference_mode() -> None:
+    layer, x = nn.Linear(64, 8), drawn(16, 64)
+    with torch.inference_mode(), Reassociated(1) as mode:
+        layer(x)
+    assert mode.changed
+
+
+def test_a_compiled_function_after_a_decomposed_operation_runs_eagerly() -> None:
+    compiled = torch.compile(torch.sin, backend="eager", fullgraph=True)
+    with Terms():
+        compiled(drawn(8, 8).softmax(-1))
 
 
 def test_compiled_functions_run_eagerly_meanwhile_and_compiled_afterwards() -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 from optexp.errors import Unsupported
 from optexp.strategies.amp import MATRIX_OPS, Amp
@@ -230,6 +231,37 @@ def test_a_model_that_differentiates_inside_is_lowered_too(build):
     program = build(Mlp(mode="forward_backward", dim=8, batch_size=2))
     program, notes = Amp().apply(replace(program, model=Force()))
     assert notes["operations"]
+
+
+class Modern(torch.nn.Module):
+    """A compiled function of one graph, a condition, and attention by functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+        self.whole = torch.compile(torch.nn.functional.gelu, backend="eager", fullgraph=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.whole(self.linear(x))
+        return torch.cond(x.sum() > 0, lambda x: x @ x.mT @ x, torch.relu, (x,))
+
+
+class Attention(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return flex_attention(*[self.linear(x).expand(1, 1, 2, 8)] * 3)
+
+
+def test_what_torch_compiles_itself_is_lowered_too(build):
+    program = build(Mlp(mode="train", dim=8, batch_size=2))
+    assert {"addmm": 1, "gelu": 1, "mm": 2}.items() <= Amp().apply(replace(program, model=Modern()))[1][
+        "operations"
+    ].items()
+    program = build(Mlp(mode="forward", dim=8, batch_size=2))
+    assert Amp().apply(replace(program, model=Attention()))[1]["operations"]["flex_attention"] == 1
 
 
 def test_promises_its_precision():

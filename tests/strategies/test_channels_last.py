@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from optexp.program import Program, ResidentFeed, forward
 from optexp.strategies.amp import Amp
@@ -64,6 +64,18 @@ def test_a_model_that_is_so_already_is_not_engaged():
     evidence = ChannelsLast().evidence(None, None, notes, {})
     assert not evidence.engaged
     assert evidence.text == "1 of 1 convolutions return channels-last, as many as before"
+
+
+def test_convolutions_in_what_torch_compiles_itself_are_counted():
+    class Compiled(nn.Conv2d):
+        @torch.compile(backend="eager", fullgraph=True)
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cond(x.sum() > 0, super().forward, super().forward, (x,))
+
+    feed = ResidentFeed(torch.device("cpu"))
+    feed.reset([(torch.randn(2, 4, 5, 5),)])
+    _, notes = ChannelsLast().apply(Program(model=Compiled(4, 8, 3), step=forward, feed=feed))
+    assert notes["after"] == {"last": 1, "first": 0, "either": 0}
 
 
 def test_weights_for_volumes_stay_as_they_are():

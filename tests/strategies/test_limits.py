@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch._inductor.runtime.cache_dir_utils
 from torch._dynamo.exc import TorchDynamoException
+from torch._inductor.exc import InductorError
 
 from optexp.errors import Unsupported
+from optexp.strategies.compiled_optimizer import CompiledOptimizer
 from optexp.strategies.fusion import Fusion
 from optexp.workers.arm import Arm
 from optexp.workers.spec import Spec
@@ -76,10 +80,56 @@ def test_a_step_that_torch_cannot_compile_is_a_limit_of_its_compiler_alone() -> 
         raise ImportError("kernel.so: file too short")
 
     reason = Fusion().limit(compiled_by(fails)) or ""
-    assert "torch.compile fails on this step (ValueError: no kernel for this stride)" in reason
+    assert "torch's compiler fails on this program, which runs without it" in reason
+    assert "ValueError: no kernel for this stride" in reason
     assert Fusion().limit(compiled_by(fills)) is None
     assert Fusion().limit(compiled_by(tears)) is None
     assert Fusion(backend="kernels").limit(compiled_by(fails)) is None
+
+
+def test_parts_of_a_compiled_forward_have_no_backward_of_their_own() -> None:
+    said = "Trying to backward through the graph a second time (or directly access saved tensors after ..."
+    assert "whose backward runs once" in (Fusion().limit(RuntimeError(said)) or "")
+
+
+CONDITION = """
+import torch
+from torch import nn
+from torch._higher_order_ops.scan import scan
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.decay = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        _, y = scan(lambda h, row: ((h + row) * self.decay, (h + row) * 2), torch.zeros_like(x[0]), x)
+        return torch.cond(y.mean() > 0, lambda y: y * 2, lambda y: y - 1, (y,))
+
+def get_inputs():
+    return [torch.randn(3, 4)]
+"""
+
+
+def test_what_the_compiler_cannot_compile_is_no_error_of_the_program(tmp_path: Path) -> None:
+    (tmp_path / "condition.py").write_text(CONDITION)
+    workload = Module(path=str(tmp_path / "condition.py")).resolve("cpu")
+    with pytest.raises(Unsupported, match="torch's compiler fails on this program, which runs without it"):
+        Arm().setup(Spec(workload, (Fusion(),), "cpu", "float32", 0).pack())
+
+
+def test_an_error_in_generated_code_is_the_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    (tmp_path / "generated.py").write_text("raise RuntimeError('tensors are immutable')\n")
+    with pytest.raises(RuntimeError) as raised:
+        runpy.run_path(str(tmp_path / "generated.py"))
+    assert "tensors are immutable" in (Fusion().limit(raised.value) or "")
+    assert "tensors are immutable" in (CompiledOptimizer().limit(raised.value) or "")
+
+
+def test_memory_that_ran_out_is_no_limit() -> None:
+    error = InductorError(torch.OutOfMemoryError("out of memory"), None)
+    assert Fusion().limit(error) is None
 
 
 def test_other_errors_are_no_limits() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from torch import nn
 
 import optexp
 from optexp.comparison import mistakes, runner
@@ -16,6 +18,7 @@ from optexp.config import search_path
 from optexp.errors import ConfigError
 from optexp.result import Result, Verdict
 from optexp.sweeps.start import without_hydra
+from optexp.workloads.module import Module
 from tests.reached import measured
 
 OUTSIDE = Path(__file__).parents[1] / "outside"
@@ -401,3 +404,18 @@ def test_a_function_may_make_the_model(tmp_path: Path) -> None:
     text = "class Net(nn.Linear):\n    pass\n\ndef get_model():\n    return Net(4, 4)\n" + INPUT
     result = run(tmp_path, written(tmp_path, text), "verify=only")
     assert result.verdict is Verdict.VERIFIED, result.headline
+
+
+def test_a_second_file_may_make_what_the_first_one_has_as_a_class(tmp_path: Path) -> None:
+    class_ = written(tmp_path, "class Model(nn.Tanh): pass\n" + INPUT).removeprefix("workload.path=")
+    (tmp_path / "made.py").write_text(f"from torch import nn\ndef get_model(): return nn.Tanh()\n{INPUT}")
+    for first, second in ((class_, str(tmp_path / "made.py")), (str(tmp_path / "made.py"), class_)):
+        rebuilt = replace(Module(path=first).resolve("cpu"), path=second)
+        assert isinstance(rebuilt.load().model(), nn.Tanh)
+
+
+@pytest.mark.parametrize("line", ["list(model.modules())", "setattr(model, 'bias', None)"])
+def test_it_may_replace_parts_of_the_model(tmp_path: Path, line: str) -> None:
+    text = f"def get_model():\n    model = nn.Linear(4, 4)\n    {line}\n    return model\n" + INPUT
+    path = written(tmp_path, text).removeprefix("workload.path=")
+    assert Module(path=path).resolve("cpu").names.model == "get_model"

@@ -1,0 +1,26 @@
+"""Errors of torch's compiler, on a program that runs without it."""
+
+from __future__ import annotations
+
+import sys
+from traceback import walk_tb
+
+import torch
+
+MODULES = ("torch._dynamo.exc", "torch._inductor.exc")
+
+
+def of_compiler(error: Exception) -> str | None:
+    """First line of an error that the compiler raised, or code that it generated; None for others.
+
+    That memory ran out, or that a file of the machine is broken, says nothing about the compiler.
+    """
+    inner = getattr(error, "inner_exception", error)
+    if isinstance(inner, (MemoryError, torch.OutOfMemoryError, OSError, ImportError)):
+        return None
+    frames = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+    folders = getattr(sys.modules.get("torch._inductor.runtime.cache_dir_utils"), "cache_dir", None)
+    generated = bool(folders and frames and frames[-1].startswith(folders()))
+    if not generated and type(error).__module__ not in MODULES:
+        return None
+    return f"{type(inner).__name__}: {str(inner).strip().partition(chr(10))[0]}"
