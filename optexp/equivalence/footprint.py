@@ -126,7 +126,7 @@ def _after(name: str) -> str:
 def _numbers(seen: Mapping[str, Any]) -> dict[str, float]:
     if RULE not in seen:
         return {}
-    _, _, groups, others, _ = json.loads(bytes(seen[RULE].tolist()))
+    groups, others = json.loads(bytes(seen[RULE].tolist()))[2:4]
     held = {f"group{index}": numbers for index, (_, numbers) in enumerate(groups)}
     held |= {f"{name}/{index}": each for name, (_, every) in others.items() for index, each in enumerate(every)}
     found = {f"{owner}/{key}": values for owner, numbers in held.items() for key, values in numbers.items()}

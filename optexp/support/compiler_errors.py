@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from traceback import walk_tb
 
 import torch
 
 MODULES = ("torch._dynamo.exc", "torch._inductor.exc")
+COMPILING = str(Path("torch", "_dynamo", "convert_frame.py"))  # below it, no frame of the program runs
 
 
 def of_compiler(error: Exception) -> str | None:
@@ -21,6 +23,7 @@ def of_compiler(error: Exception) -> str | None:
     frames = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
     folders = getattr(sys.modules.get("torch._inductor.runtime.cache_dir_utils"), "cache_dir", None)
     generated = bool(folders and frames and frames[-1].startswith(folders()))
-    if not generated and type(error).__module__ not in MODULES:
+    compiling = any(frame.endswith(COMPILING) for frame in frames)
+    if not (generated or compiling or type(error).__module__ in MODULES):
         return None
     return f"{type(inner).__name__}: {str(inner).strip().partition(chr(10))[0]}"

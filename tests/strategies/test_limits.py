@@ -6,6 +6,7 @@ import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -125,6 +126,15 @@ def test_an_error_in_generated_code_is_the_compilers(tmp_path: Path, monkeypatch
         runpy.run_path(str(tmp_path / "generated.py"))
     assert "tensors are immutable" in (Fusion().limit(raised.value) or "")
     assert "tensors are immutable" in (CompiledOptimizer().limit(raised.value) or "")
+
+
+def test_an_error_inside_of_the_compiler_is_its_own() -> None:
+    def broken(*_: Any) -> Any:
+        raise IndexError("list index out of range")
+
+    with patch("torch._dynamo.guards.GuardBuilder.SHAPE_ENV", broken), pytest.raises(IndexError) as raised:
+        torch.compile(torch.sin, backend="eager")(torch.zeros(2))
+    assert "IndexError: list index out of range" in (Fusion().limit(raised.value) or "")
 
 
 def test_memory_that_ran_out_is_no_limit() -> None:
