@@ -61,7 +61,9 @@ def test_the_same_optimizer_is_verified() -> None:
     assert verification.ok, verification.headline
 
 
-@pytest.mark.parametrize("by", [{"updates": 1}, {"k": 1}, {"weight_sum": 1e-5}])
+@pytest.mark.parametrize(
+    "by", [{"updates": 1}, *(pytest.param(by, marks=pytest.mark.slow) for by in ({"k": 1}, {"weight_sum": 1e-5}))]
+)
 def test_one_that_counts_otherwise_is_refused(by: dict[str, float]) -> None:
     def change(program: Program) -> Program:
         optimizer: Any = program.optimizer
