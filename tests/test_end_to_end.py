@@ -66,6 +66,7 @@ def test_a_strategy_that_cannot_apply_says_so_in_one_line(tmp_path: Path) -> Non
     assert "Traceback" not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_whatever_a_job_does_the_next_one_runs(tmp_path: Path) -> None:
     """A crash, a hang, an exit, a wrong result; then an honest one. Strategies come from outside the repository."""
     done = optexp(
@@ -123,7 +124,7 @@ def test_the_sweep_of_the_readme(tmp_path: Path) -> None:
     assert done.stdout.rstrip().count(fused) >= 2  # its own verdict, and a row of the ranked table
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stop", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_interrupting_ends_everything_and_marks_the_run_killed(tmp_path: Path, stop: signal.Signals) -> None:
     process = subprocess.Popen(
         command("workload=mlp", "strategy=baseline", *TINY, "measurement.pairs=100000", "measurement.process_s=600"),

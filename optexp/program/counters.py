@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 from torch.optim import Optimizer
 
@@ -23,20 +23,26 @@ class _Met:
         self.first, self.moved = _numbers(optimizer), set[str]()
 
 
-_KNOWN: WeakKeyDictionary[Optimizer, _Met] = WeakKeyDictionary()
+_KNOWN: dict[int, tuple[ref[Optimizer], _Met]] = {}  # by id, as some have no hash
 
 
 def meet(optimizer: Optimizer | None) -> None:
     """Take the present numbers of an optimizer for those before its steps: a strategy may have set them."""
     if optimizer is not None:
-        _KNOWN[optimizer] = _Met(optimizer)
+        key = id(optimizer)
+        _KNOWN[key] = ref(optimizer, lambda _: _KNOWN.pop(key, None)), _Met(optimizer)
+
+
+def _met(optimizer: Optimizer) -> _Met:
+    known = _KNOWN.get(id(optimizer))
+    if known is None or known[0]() is not optimizer:
+        meet(optimizer)
+    return _KNOWN[id(optimizer)][1]
 
 
 def counted(optimizer: Optimizer) -> dict[str, Number]:
     """Numbers that have changed since the optimizer was met, at the first call if not before."""
-    if optimizer not in _KNOWN:
-        meet(optimizer)
-    met, now = _KNOWN[optimizer], _numbers(optimizer)
+    met, now = _met(optimizer), _numbers(optimizer)
     met.moved |= {name for name, value in now.items() if value != met.first.get(name)}
     return {name: value for name, value in now.items() if name in met.moved}
 
@@ -44,7 +50,7 @@ def counted(optimizer: Optimizer) -> dict[str, Number]:
 def put(optimizer: Optimizer, values: Mapping[str, Number]) -> None:
     """Write these numbers; others that steps changed or made go back to what they were at first, or away."""
     counted(optimizer)
-    met, holders = _KNOWN[optimizer], _holders(optimizer)
+    met, holders = _met(optimizer), _holders(optimizer)
     met.moved |= values.keys()
     for name in met.moved:
         holder, _, key = name.removeprefix(PREFIX).partition("/")

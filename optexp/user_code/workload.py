@@ -63,6 +63,7 @@ from optexp.user_code.script_batches import is_nested
 from optexp.user_code.step_state import TrackedStepState, move
 from optexp.user_code.train_step import TrainStep
 from optexp.user_code.trial_runs import loss_of_the_model, size_first_layers, try_loss, try_odd
+from optexp.user_code.wrapped_weights import refuse_wrapped
 from optexp.workload import Workload
 
 if TYPE_CHECKING:
@@ -248,8 +249,10 @@ class UserWorkload(Workload):
 
         Raises:
             ConfigError: the model has no values, or nothing to train.
+            NoReference: a weight is a tensor around others.
         """
         trains, model = self.mode != "forward", self.parts.model()
+        refuse_wrapped(model)
         self.note_conversion("parameters", model.parameters(), dtype)
         if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
             raise ConfigError("the model lies on the meta device, where it has no values: build it on another")

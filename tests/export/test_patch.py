@@ -206,6 +206,7 @@ def test_other_arguments_of_a_function_reach_it(tmp_path: Path, monkeypatch: pyt
     assert new.get_loader(size=8).batch_size == 8
 
 
+@pytest.mark.slow
 def test_the_patched_file_is_the_next_baseline(tmp_path: Path) -> None:
     root = repository(tmp_path, {"net.py": (MODEL + LOADER + LEARNS).encode()})
     job(tmp_path / "job", root / "net.py", stack="fused_optimizer", mode="train")

@@ -55,6 +55,7 @@ def record() -> Result:
     return Result.read(Path("out/result.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("net")
 def test_which_member_gives_what(command_line: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     off = "tracking.enabled=false"
@@ -124,6 +125,7 @@ def nested() -> set[str]:
     return {"trial" if run.data.tags.get("mlflow.parentRunId") == job else "stray" for run in others}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("net")
 def test_a_winner_that_the_budget_leaves_no_time_for_is_named(
     command_line: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -368,7 +368,12 @@ def test_job_2_comes_before_job_10(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("name", "sizes", "rows"),
     [
-        ("matmul_scaling", ["workload.size=32,64", "dtype=float32"], ["| 32 | float32 |", "| 64 | float32 |"]),
+        pytest.param(
+            "matmul_scaling",
+            ["workload.size=32,64", "dtype=float32"],
+            ["| 32 | float32 |", "| 64 | float32 |"],
+            marks=pytest.mark.slow,
+        ),
         (
             "elementwise",
             [
