@@ -18,7 +18,7 @@ from optexp.strategy import Composed, Strategy, compose
 from optexp.support.units import ratio
 
 MANY = 8  # strategies, the most promising by their bounds
-CLOSE = 0.85  # of the leader's speedup: a rival of a combination is that fast
+CLOSE = 0.85  # least speedup of a rival that is combined further, as a share of the leader's
 GAIN = 1.1  # least speedup of the best of several looks at short steps; a smaller one may be noise
 
 Stack = Sequence[Strategy]

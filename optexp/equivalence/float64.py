@@ -20,7 +20,7 @@ _WIDER = {
 }
 _NARROWER = {torch.float32: torch.complex64}
 _CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
-_DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]  # what reads the attribute
+_DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]  # getter of the attribute
 
 
 class InFloat64(TorchFunctionMode):
@@ -79,7 +79,7 @@ class InFloat64(TorchFunctionMode):
 
 
 def is_wide(tensor: Tensor) -> bool:
-    """Whether a tensor is in float64, inside `InFloat64`, too."""
+    """Whether a tensor is stored in float64; inside `InFloat64` its `dtype` reads as the arms'."""
     with torch._C.DisableTorchFunction():
         return tensor.dtype is torch.float64
 

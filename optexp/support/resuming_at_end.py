@@ -12,7 +12,7 @@ AT_END = 'while read -r pid; do pids="$pids $pid"; done; for pid in $pids; do ki
 
 
 class ResumingAtEnd:
-    """A process beside this one that resumes all whom it was told of, once this one has ended or closed it."""
+    """A helper process. It resumes every process that `tell` named, when this process ends or calls `close`."""
 
     def __init__(self) -> None:
         self._told = set[int]()
