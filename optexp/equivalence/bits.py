@@ -23,7 +23,7 @@ from optexp.records.verification import Finding
 
 REPEATS = 3  # how often the baseline must give the same bits again
 SURE = 128  # the same before a candidate is said to give others: of runs that differ once in 50 this misses 8 %
-AGAIN = 8  # further runs of a candidate's step, in none of which a tensor has other bits once more
+AGAIN = 8  # further runs of a step, in half of which a tensor has other bits again if the candidate is the cause
 DETERMINISTIC = " under torch.use_deterministic_algorithms, where that repeats its bits"
 STATE = ("after/", "buffer/", "param/")  # what later steps begin with
 

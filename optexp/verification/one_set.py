@@ -6,6 +6,7 @@ passes with them. So they are made where the limits have to be known, or where a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -17,6 +18,7 @@ from optexp.records.verification import Finding, broken
 from optexp.strategy import BITWISE
 from optexp.verification.trial import SPREAD_RUNS, Strays, Trial, decided, orders
 from optexp.workers.arm import Arm
+from optexp.workers.client import Client
 from optexp.workers.messages import Look
 from optexp.workers.reference import Reference
 
@@ -146,21 +148,29 @@ def same_bits(trial: Trial, found: Sequence[Sequence[Finding]], restart: bool) -
 
 
 def deviating_again(trial: Trial, step: int, restart: bool, odd: set[str]) -> set[str]:
-    """Those of some tensors whose bits differ from the baseline's in a further run of the candidate's step, too.
+    """Those of some tensors whose bits differ from the baseline's in half of further runs, and the baseline's in none.
 
-    Atomic additions that seldom meet give one run other bits, most likely on a busy card, and repetitions of the
-    baseline may have met none. What a strategy does to the order of sums shows in each run.
+    Atomic additions that seldom meet give one run other bits, and many runs on a busy card, where repetitions of the
+    baseline met none before. So both run again in turns. What a strategy does to the order of sums shows in each run.
     """
-    again, looks = set[str](), [Look(s, restart or s == 0) for s in range(step if restart else 0, step + 1)]
-    for _ in range(AGAIN if odd else 0):
+    looks = [Look(s, restart or s == 0) for s in range(step if restart else 0, step + 1)]
+    seen = Counter[str]()
+    for _ in range(AGAIN):
+        if all(seen[name] >= AGAIN / 2 for name in odd):
+            break
         for look in looks:
             trial.measure(look)
-        for look in looks:
-            trial.observe(trial.candidate, look)
-        again |= {trial.bits.source(m) for m in trial.reference.call(Reference.judge, step=step) if not m.bitwise}
-        if again >= odd:
-            break
-    return again & odd
+        seen.update(with_other_bits(trial, trial.candidate, looks))
+        odd = odd - with_other_bits(trial, trial.yardstick, looks)
+    return {name for name in odd if seen[name] >= AGAIN / 2}
+
+
+def with_other_bits(trial: Trial, arm: Client[Arm], looks: Sequence[Look]) -> set[str]:
+    """Tensors of the last look in which one more run of an arm differs from the baseline's latest."""
+    for look in looks:
+        trial.observe(arm, look)
+    findings = trial.reference.call(Reference.judge, step=looks[-1].step)
+    return {trial.bits.source(finding) for finding in findings if not finding.bitwise}
 
 
 def where_they_part(trial: Trial) -> str:

@@ -26,6 +26,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
+from shutil import copy
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # of a checkout
 
@@ -38,6 +39,7 @@ from optexp.pages.machine import of_rows
 from optexp.pages.record import Record
 from optexp.pages.rules import subsets
 from optexp.pages.rules.subsets import AUTO, DIRECT, SUBSET, Job, same
+from optexp.records import filenames
 from optexp.result import Result, Verdict
 from optexp.workers import launching
 from tests.benchmarks.kept import Kept, keep_if_beyond
@@ -117,6 +119,10 @@ def run(subject: Subject, kind: str, stack: str, against: str, options: argparse
         config = api.compose(asked, api.members(candidate), api.members(against))
         result = runner.run(config, Path(folder), show=lambda *_: None)
         keep_if_beyond(result, Path(folder), options.store.with_suffix(".beyond") / f"{subject.name}_{stack}")
+        if kind == AUTO:  # its trials and first looks tell why this winner was chosen
+            searches = options.store.with_suffix(".searches")
+            searches.mkdir(parents=True, exist_ok=True)
+            copy(Path(folder) / filenames.RESULT, searches / f"{subject.name}.json")
     return of_result(result, subject.name, kind, stack, against, round(time.monotonic() - began, 1))
 
 

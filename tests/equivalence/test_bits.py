@@ -111,6 +111,16 @@ def test_other_bits_in_one_run_alone_break_no_promise(check, monkeypatch: pytest
     assert [m.gate for m in often.failures] == ["BITWISE"] * len(often.failures) != []
 
 
+def test_a_baseline_that_varies_beside_the_candidate_alone_varies(check, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As atomics do on a card that was idle while the baseline's steps were repeated."""
+    monkeypatch.setattr(bits, "varying", lambda *_: [])
+    found = check(workload(), contract=BITWISE)
+    assert found.ok, found.headline
+    assert found.unchecked_bits == ["output.total"]
+    steady = check(workload(), with_method("steady", by_halves), BITWISE)
+    assert {(m.tensor, m.gate) for m in steady.failures} == {("output.steady", "BITWISE")}
+
+
 def test_of_a_steady_baseline_every_bit_is_compared(check) -> None:
     assert check(workload(every=10**9), contract=BITWISE).headline.count("bit for bit") == 1
     found = check(workload(every=10**9), with_method("total", by_parity), BITWISE)
