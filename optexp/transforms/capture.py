@@ -19,6 +19,9 @@ from optexp.errors import Uncapturable, Unsupported
 from optexp.kernelkit.recording import rehearsal
 from optexp.program import Batch, Outputs, Program, clear_gradients, map_batch, preserved, tensors_of
 
+WAITS = "a graph cannot hold what waits for the GPU (.item(), .cpu(), a branch on a tensor)"
+HELD = "the autograd graph of an earlier step may still be held, as by a loss that is kept: keep loss.detach()"
+
 
 class OtherShape(Unsupported, ValueError):
     """A batch differs in shape or dtype from the captured one."""
@@ -220,10 +223,8 @@ def recording(what: str, program: Program) -> Iterator[Any]:
         cause = first(error)
         if isinstance(cause, torch.OutOfMemoryError):
             raise cause from None
-        raise Uncapturable(
-            f"{what} cannot be captured: {culprit(cause)}; a graph cannot hold what waits for the GPU (.item(), .cpu(),"
-            " a branch on a tensor)"
-        ) from error
+        why = HELD if "legacy stream" in str(cause) else WAITS
+        raise Uncapturable(f"{what} cannot be captured: {culprit(cause)}; {why}") from error
     finally:
         if torch.cuda.current_stream(program.device) != here:  # torch failed to end the capture
             torch.cuda.set_stream(here)

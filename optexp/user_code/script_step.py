@@ -59,6 +59,7 @@ class Body:
         return model, [place for place in every if optimizer is not None and place.get() is optimizer]
 
     def __call__(self, model: Any, items: list[Any], optimizer: Any) -> Any:
+        model._optexp.keeps = self.reached.mark.optimizer is None
         with self._held(model, optimizer), self.reached.ambient.again(), self._drawing(model):
             found = self.reached.function(items)
         called = self.reached.mark.optimizer is not None
@@ -97,8 +98,9 @@ class Body:
         loop, learns = self.reached.loop, self.reached.mark.optimizer is not None
         named = {name: variables[name] for name in (loop.losses if learns else loop.results) if name in variables}
         tensors = {name: value for name, value in named.items() if flatten(value)}
-        if not learns and flatten(model._optexp.returned):  # names may hold anything else, such as a moved batch
-            tensors["model"] = model._optexp.returned
+        returned, model._optexp.returned = model._optexp.returned, None
+        if flatten(returned):  # names may hold anything else, such as a moved batch
+            tensors["model"] = returned
         return next(iter(tensors.values())) if len(tensors) == 1 else tensors or None
 
 

@@ -342,7 +342,9 @@ class Stand:
     own:       the user's model, which a strategy may have put inside another module
     model:     the program's;  call: what strategies made of its call
     zero_grad: of the optimizer
-    called:    in this step;  returned: by the last call
+    called:    in this step
+    keeps:     the last call's result is a result of the step;  returned: that result. Elsewhere it is not held: its
+               autograd graph would outlive the step, and with it the stream of gradients, which a capture refuses
     """
 
     own: Any
@@ -350,6 +352,7 @@ class Stand:
     call: Callable[..., Any]
     zero_grad: Callable[..., Any]
     called: bool = False
+    keeps: bool = False
     returned: Any = None
 
     def begin(self, program: Program, zero_grad: Callable[..., Any]) -> None:
@@ -377,9 +380,9 @@ class Model:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         stand = self._optexp
-        stand.returned = stand.call(*args, **kwargs)
-        stand.called = True
-        return stand.returned
+        result = stand.call(*args, **kwargs)
+        stand.called, stand.returned = True, result if stand.keeps else None
+        return result
 
     @property
     def zero_grad(self) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from optexp.strategies.amp import Amp
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.fusion import Fusion
 from optexp.strategies.inplace import Inplace
+from optexp.user_code.train_step import TrainStep
 from optexp.workloads.gelu import Gelu
 from optexp.workloads.mlp import Mlp
 
@@ -347,3 +348,25 @@ def test_the_batch_a_step_was_captured_on_is_not_kept(build):
     kept = x.clone()
     program.step(replace(program), (torch.zeros_like(x),))
     assert torch.equal(x, kept)
+
+
+def test_a_users_step_of_several_batches_is_captured_after_steps_without_a_graph() -> None:
+    """Gradients belong to the stream of the step that first met them, for as long as its autograd graph lives."""
+
+    def accumulate(model: nn.Module, batch: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        for part in batch.chunk(2):
+            model(part).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    torch.manual_seed(0)
+    device = torch.device("cuda", torch.cuda.current_device())
+    model, feed = nn.Linear(4, 2, device=device), ResidentFeed(device)
+    feed.reset([(torch.randn(8, 4, device=device),)])
+    step = TrainStep(accumulate, unpack=lambda batch: batch[0])
+    program = Program(model, step, feed, optimizer=torch.optim.AdamW(model.parameters()))
+    program.run()
+    captured, _ = CudaGraph().apply(program)
+    before = model.weight.detach().clone()
+    captured.run()
+    assert not torch.equal(model.weight, before)

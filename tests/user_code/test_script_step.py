@@ -37,6 +37,7 @@ def test_calls_from_methods_of_the_class_are_the_programs() -> None:
     program = Program(net, lambda program, batch: {}, feed, forward=lambda x: net(x) + 100)
     optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.1)
     model: Any = ScriptModel(program, optimizer)
+    model._optexp.keeps = True
     x = torch.zeros(1, 2)
     assert torch.equal(model.loss(x), net(x).sum() + 100)
     assert torch.equal(model._optexp.returned, net(x) + 100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -49,6 +50,23 @@ def test_does_what_a_plain_loop_does() -> None:
 def by_hand(model: Any, optimizer: Any) -> None:
     for parameter in model.parameters():
         parameter.grad = None
+
+
+def test_no_autograd_graph_outlives_its_use() -> None:
+    """A CUDA graph of a later step would meet gradients that belong to the stream of this one."""
+    outputs = list[weakref.ref[Tensor]]()
+
+    def step(model: Any, batch: tuple[Tensor, Tensor], optimizer: Any) -> None:
+        for images, labels in zip(*(part.chunk(2) for part in batch), strict=True):
+            assert not any(output() is not None for output in outputs)
+            outputs.append(weakref.ref(output := model(images)))
+            nn.functional.cross_entropy(output, labels).backward()
+            del output
+        optimizer.step()
+        optimizer.zero_grad()
+
+    program(step).run()
+    assert [output() for output in outputs] == [None, None]
 
 
 CLEARS: dict[str, Callable[[Any, Any], None]] = {
