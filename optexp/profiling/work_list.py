@@ -19,7 +19,7 @@ class Piece:
     """All kernels of one call of an operator, or one kernel without a known operator.
 
     step:    index of the step that launched them
-    account: name of the kind of work (see `optexp.profiling.accounts`)
+    account: name of the kind of work (see `optexp.profiling.accounts`) of its longest kernel
     name:    of the operator; empty where unknown
     us:      device time; longest: µs of the longest kernel
     kernels: names
@@ -54,7 +54,8 @@ def pieces(trace: Trace, beside: Trace | None = None) -> list[Piece]:
         groups.setdefault(key, []).append((account, kernel))
     found = []
     for group in groups.values():
-        account, first = group[0]
+        first = group[0][1]
+        account, _ = max(group, key=lambda entry: entry[1].duration)  # cuBLAS may scale or split around its GEMM
         op = known.get(first.configuration) if first.in_graph else first.op
         step = bisect_right(starts, (first.launch or first).start) - 1
         found.append((step, first.start, _piece(step, account, op, [kernel for _, kernel in group])))

@@ -262,6 +262,23 @@ def test_products_in_tf32() -> None:
     assert us_of(Tf32(), already) == pytest.approx(already.breakdown.wall_us)
 
 
+@pytest.mark.parametrize(("strategy", "rate"), [(Amp(), 800e6), (Tf32(), 400e6)], ids=["amp", "tf32"])
+def test_a_product_of_several_kernels_is_a_product(strategy: Strategy, rate: float) -> None:
+    """cuBLAS scales its result first, or splits the sum, where the matrices are small."""
+
+    def scaled(build: ChromeTrace) -> None:
+        begun = build.host
+        build.op("aten::mm", 10.0, 1.0, "scal_kernel", **PRODUCT)
+        build.event("cuda_runtime", "cudaLaunchKernel", begun + 8, 1.0, correlation=20_000 + build.id)
+        shape = {"stream": 7, "grid": [1024, 1, 1], "block": [128, 1, 1], "correlation": 20_000 + build.id}
+        build.event("kernel", "sgemm_largek", build.gpu, FLOP / 40e6, **{"External id": build.id}, **shape)
+        build.gpu += FLOP / 40e6
+
+    view = viewed(scaled)
+    saved = view.breakdown.wall_us - us_of(strategy, view)
+    assert saved == pytest.approx(1.0 + FLOP / 40e6 - MARGIN * FLOP / rate)
+
+
 @pytest.mark.parametrize("strategy", [Amp(), Tf32()], ids=lambda s: s.name)
 def test_without_ceilings_a_precision_knows_nothing(strategy: Strategy) -> None:
     assert strategy.bound(viewed(product_and_passes), None) is None
