@@ -23,6 +23,14 @@ def test_equal_batches_have_equal_digests_and_others_do_not(largest: int, monkey
     assert digest_of({"a": values}) != digest_of({"b": values})
 
 
+@pytest.mark.gpu
+def test_a_batch_of_a_mebibyte_stays_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = torch.randn(2**20, device="cuda")
+    digest = digest_of((batch,))
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: pytest.fail(f"copies {tensor.nbytes} bytes"))
+    assert digest_of((batch.clone(),)) == digest != digest_of((batch.flip(0),))
+
+
 def test_a_large_batch_stays_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arm_timing, "LARGE", 16)
     large, small = torch.randn(FETCHED + 1), torch.randn(2)
