@@ -65,7 +65,11 @@ FIXED = [
     "environment.allow_foreign=true",
 ]  # the card is never cold here
 KEYS = ("workload", "delay", "verdict", "interval", "step_us", "going_first")  # of a comparison, in its record
-BLOCKS = {("cpu", "default"): "false_alarms.cpu", ("cpu", "quick"): "false_alarms.one_process"}
+BLOCKS = {
+    ("cpu", "default"): "false_alarms.cpu",
+    ("cpu", "quick"): "false_alarms.one_process",
+    ("cuda", "quick"): "false_alarms.one_process_of_a_gpu",
+}
 DELAYS = {0.02: 50, 0.05: 20}  # and of how many steps each is a whole number
 
 
