@@ -12,12 +12,12 @@ from itertools import zip_longest
 from torch import Tensor
 
 from optexp.equivalence.observation import Observation, unpacked
+from optexp.equivalence.optimizer_rules import LEFT as LEFT
 from optexp.python_state import likeness, model_state
 from optexp.python_state.model_state import Change
 from optexp.records.verification import Finding, broken
 
 NAMED = "attribute "  # before the name of what is no tensor
-LEFT = "the step leaves it; the baseline changes it in Python, which no captured graph repeats"
 TAKEN = "the step changes it; the baseline leaves it alone"
 OTHER = "the step leaves something else there than the baseline does"
 STARTS = "steps do not start from what the baseline starts from"

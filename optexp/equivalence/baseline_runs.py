@@ -125,8 +125,8 @@ def _measure(inputs: InputSet, run: BaselineObservation) -> None:
         _allow_rounded_hyperparameters(inputs, run, exact)
         smooth = is_smooth(inputs.fp64, step, inputs.fp64.start_of(step, seen))
         for name in others.get(step, {}) if not smooth else ():
-            updated, known = exact[f"change/{name}"], (f"grad/{name}", f"before/param/{name}")
-            here.allow_share(updated, *allowed(updated.reference, [seen[cause] for cause in known if cause in seen]))
+            updated, causes = exact[f"change/{name}"], (seen.get(f"grad/{name}"), seen.get(f"before/param/{name}"))
+            here.allow_share(updated, *allowed(updated.reference, *causes))
         here.has_rounded = True  # further runs of the step would add their scatter, and nothing else
     if unjudged and not skipped(seen):
         raise NoReference(f"float64 gives nothing to compare {', '.join(sorted(unjudged))} with")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from optexp.equivalence.gates import structure
 from optexp.equivalence.observation import Observation, unpacked
-from optexp.equivalence.optimizer_rules import RULE
+from optexp.equivalence.optimizer_rules import LEFT, RULE
 from optexp.equivalence.tensor_math import alike, finite, identical
 from optexp.errors import NoReference
 from optexp.program.counters import is_counted
@@ -83,7 +83,7 @@ def _memories(seen: Observation, baseline: Observation, same: Alike) -> Iterator
         if name not in expected:
             yield broken(name, "the step changes it; the baseline leaves it alone")
         elif name not in changed:
-            yield broken(name, "the step leaves it; the baseline changes it in Python, which no captured graph repeats")
+            yield broken(name, LEFT)
         elif not same(name, changed[name], expected[name]):
             yield broken(name, "the step remembers something else there than the baseline does")
 
@@ -127,7 +127,7 @@ def _replayed(seen: Observation, baseline: Observation) -> Iterator[Finding]:
 
 def optional(name: str) -> bool:
     """What need not be the same tensors: a learning rate is state only where it is one, which is the container's
-    business, and a number that an optimizer counts only once it has changed."""
+    business, and what an optimizer keeps beside its parameters' state only once it has changed."""
     rate = "/optimizer/group" in name and name.endswith("/lr")
     counts = is_counted(name.partition("/")[2])
     packed = ("memory/", "remembers/", "keeps/", "moves/", RULE)

@@ -29,6 +29,7 @@ from optexp.equivalence.tensor_math import histogram, largest
 from optexp.equivalence.trajectory import RATES
 from optexp.errors import NoReference
 from optexp.program import NotCalled, clear_gradients
+from optexp.program.counters import is_counted
 from optexp.support.tolerances import SCARCE, SMALL
 
 
@@ -112,7 +113,8 @@ def _take_optimizer_step(inputs: InputSet, step: int, seen: Observation, rounded
     """Bring the fp64 program to the state after the arm's update."""
     fp64, program, optimizer = inputs.fp64, inputs.fp64.program, inputs.fp64.program.optimizer
     assert optimizer is not None
-    fp64.load(fp64.initial | before(seen))
+    counts = {name: value for name, value in before(inputs.baseline).items() if is_counted(name)}
+    fp64.load(fp64.initial | counts | before(seen))  # an arm that counts nothing does not count otherwise
     for name, change in fp64.results.update_inputs.earlier.get(step, {}).items():
         program.model.get_parameter(name).detach().add_(change)
     if skipped(seen):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from optexp.program import Program
+from optexp.program.counters import PREFIX, still
 from optexp.records.verification import Finding, broken
 
 RULE = "rule"  # prefix of an observation's name, and a finding's
@@ -25,6 +26,7 @@ WITHOUT_DECAY, WITHOUT_MOMENTUM = {"decoupled_weight_decay"}, {"dampening", "nes
 EXACT = 1e-12  # relative: schedules compute one rate in other orders
 ROUNDINGS = 64.0  # in u of a tensor's dtype: a rate that a schedule has multiplied many times
 LATER = "rates of later steps"  # of a schedule
+LEFT = "the step leaves it; the baseline changes it in Python, which no captured graph repeats"
 SHOWN = 4  # numbers
 CLOSE = 0.02  # relative: numbers of two classes that lie closer together are taken for one number, written wrongly
 
@@ -68,8 +70,8 @@ def rule(program: Program) -> Tensor:
     others = {} if program.step_state is None else program.step_state.rules()
     beside = {name: (kind, [*map(_numbers, held)]) for name, (kind, held) in others.items()}
     known = [key for key in program.optimizer.defaults if key not in HOW]
-    moved = sorted({name.rpartition("/")[2] for name in program.counted()})
-    text = json.dumps([type(program.optimizer).__qualname__, known, groups, beside, moved])
+    counters = [program.counted().keys(), still(program.optimizer)]
+    text = json.dumps([type(program.optimizer).__qualname__, known, groups, beside, *map(sorted, counters)])
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
@@ -111,8 +113,11 @@ def unlike_rules(seen: Mapping[str, Tensor], baseline: Mapping[str, Tensor]) -> 
 
 def _of_optimizers(ours: Any, theirs: Any) -> Iterator[Finding]:
     """Of the program's own, by parameter."""
-    (kind, _, groups, _, moved), (other, keys, others, _, expected_moves) = ours, theirs
-    keys = set(keys) - (set(moved) & set(expected_moves))  # of counters, which are compared as state
+    (kind, _, groups, _, moved, left), (other, keys, others, _, expected_moves, _) = ours, theirs
+    for name in sorted({*left} & {*expected_moves}):
+        yield broken(f"{RULE}/{name.removeprefix(PREFIX)}", LEFT)
+    counts = {*moved} & {*expected_moves}  # which are compared as state
+    keys = set(keys) - {name.rpartition("/")[2] for name in counts}
     known = [(names, {key: numbers[key] for key in keys if key in numbers}) for names, numbers in others]
     expected, met = {name: numbers for names, numbers in known for name in names}, set[str]()
     for name, numbers in ((name, numbers) for names, numbers in groups for name in names):

@@ -7,7 +7,7 @@ inputs alone, without a gradient: the update is compared by itself, from there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,27 +15,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optexp.equivalence.tensor_math import rms
+from optexp.equivalence.tensor_math import largest, rms
 from optexp.program import Program
 from optexp.support.tolerances import SCARCE
 
 # Of s, RMS and largest: fp64 has gradients of its own, near zero of the other sign, and another Adam makes as large a
-# step of those. A change that is a sum of shares of gradient and parameter is as far off as the gradient is.
+# step of those. Of a change that is a sum of shares of gradient and parameter, the gradient's is as far off as it is.
 SIGNS, SHARES = (0.004, 0.5), (0.0005, 0.05)
 LINEAR = 1e-3  # of s: what a sum of such shares leaves of a change at most
 
 
-def allowed(change: Tensor, causes: Sequence[Tensor]) -> tuple[float, float]:
+def allowed(change: Tensor, gradient: Tensor | None, parameter: Tensor | None) -> tuple[float, float]:
     """The error that any candidate may have in such a change, as shares of its size: RMS and largest.
 
     change: of a parameter, in fp64
-    causes: gradient and parameter before the step, as far as they are known
+    gradient, parameter: before the step; None where they are not known
     """
+    causes = [cause.to(change).reshape(-1) for cause in (gradient, parameter) if cause is not None]
     if not causes or change.numel() < SCARCE:
         return SIGNS
-    columns = torch.stack([cause.to(change).reshape(-1) for cause in causes], 1)
-    left = change.reshape(-1) - columns @ torch.linalg.lstsq(columns, change.reshape(-1, 1)).solution[:, 0]
-    return SHARES if rms(left) <= LINEAR * rms(change) else SIGNS
+    columns, whole = torch.stack(causes, 1), change.reshape(-1)
+    shares = torch.linalg.lstsq(columns, whole[:, None]).solution[:, 0]
+    left = whole - columns @ shares
+    if not rms(left) <= LINEAR * rms(change):
+        return SIGNS
+    if gradient is None:
+        return SHARES
+    by_gradient = causes[0] * shares[0]  # the parameter's share has no error
+    least, most = (
+        min(sure, (sure * size(by_gradient) + other * size(left)) / (size(change) or 1.0))
+        for sure, other, size in zip(SHARES, SIGNS, (rms, largest), strict=True)
+    )
+    return least, most
 
 
 @dataclass

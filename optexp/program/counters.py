@@ -1,33 +1,53 @@
-"""Numbers that an optimizer counts outside of its state: in its groups (`group["k"] += 1`), or in attributes.
+"""What an optimizer keeps beside its parameters' state: numbers and tensors in its groups (`group["k"] += 1`), in its
+attributes, and in its state under names of its own; in lists and dicts there, too.
 
-Learning rates are no counters: who changes them is followed elsewhere.
+Learning rates are no part of it: who changes them is followed elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from weakref import ref
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 PREFIX = "optimizer/counted/"  # of names in `Program.state`: optimizer/counted/group0/k, optimizer/counted/own/steps
+DEPTH, ENTRIES = 3, 10_000  # of lists and dicts within each other, and of one
+GONE = object()  # in the place of what was not there at first
+_TORCHS = frozenset(["state", "param_groups", "defaults"])
 
-Number = int | float
+Value = int | float | Tensor | None
+Place = tuple[Any, Any]  # a list or a dict, and where the value lies in it
 
 
 class _Met:
-    """Numbers of an optimizer before its steps, and those that steps changed, by name."""
+    """Values of an optimizer before its steps, and names of those that steps changed.
+
+    numbers: names of values that are no tensors
+    """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self.first, self.moved = _numbers(optimizer), set[str]()
+        self.met = _values(optimizer)  # no other tensor may get the identity of one
+        self.first = {name: _copy(value) for name, value in self.met.items()}
+        self.versions = {name: _version(value) for name, value in self.met.items()}
+        self.moved, self.numbers = set[str](), set[str]()
+
+    def look(self, optimizer: Optimizer) -> dict[str, Value]:
+        """Its present values."""
+        now = _values(optimizer)
+        self.numbers |= {name for name, value in now.items() if isinstance(value, (int, float))}
+        self.moved |= {name for name, value in now.items() if _version(value) != self.versions.get(name)}
+        return now
 
 
 _KNOWN: dict[int, tuple[ref[Optimizer], _Met]] = {}  # by id, as some have no hash
 
 
 def meet(optimizer: Optimizer | None) -> None:
-    """Take the present numbers of an optimizer for those before its steps: a strategy may have set them."""
+    """Take the present values of an optimizer for those before its steps: a strategy may have set them."""
     if optimizer is not None:
         key = id(optimizer)
         _KNOWN[key] = ref(optimizer, lambda _: _KNOWN.pop(key, None)), _Met(optimizer)
@@ -40,43 +60,110 @@ def _met(optimizer: Optimizer) -> _Met:
     return _KNOWN[id(optimizer)][1]
 
 
-def counted(optimizer: Optimizer) -> dict[str, Number]:
-    """Numbers that have changed since the optimizer was met, at the first call if not before."""
-    met, now = _met(optimizer), _numbers(optimizer)
-    met.moved |= {name for name, value in now.items() if value != met.first.get(name)}
-    return {name: value for name, value in now.items() if name in met.moved}
+def counted(optimizer: Optimizer, followed: bool = False) -> dict[str, Value]:
+    """Values that have changed since the optimizer was met, at the first call if not before; tensors as they are.
+
+    followed: a user's step, whose `step_state` has the numbers of its groups
+    """
+    met = _met(optimizer)
+    now = met.look(optimizer)
+    names = (name for name in now.keys() & met.moved if now[name] is not None)
+    return {name: now[name] for name in sorted(names) if not (followed and _is_followed(name, met))}
 
 
-def put(optimizer: Optimizer, values: Mapping[str, Number]) -> None:
-    """Write these numbers; others that steps changed or made go back to what they were at first, or away."""
-    counted(optimizer)
-    met, holders = _met(optimizer), _holders(optimizer)
+def still(optimizer: Optimizer) -> list[str]:
+    """Names of values that steps have left alone."""
+    met = _met(optimizer)
+    now = met.look(optimizer)
+    return sorted(name for name in now.keys() - met.moved if now[name] is not None)
+
+
+@torch.no_grad()
+def put(optimizer: Optimizer, values: Mapping[str, Tensor], followed: bool = False) -> None:
+    """Write these values; others that steps changed or made go back to what they were at first, or away."""
+    met = _met(optimizer)
+    met.look(optimizer)
+    places = dict(_places(optimizer))
+    for name in sorted(met.moved | values.keys(), key=lambda name: (len(name), name)):  # of a list, 9 before 10
+        place = places.get(name) or _absent(optimizer, name)
+        if place is not None and not (followed and _is_followed(name, met)):
+            saved = values.get(name, met.first.get(name, GONE))
+            _put(place, saved, name in met.numbers)
     met.moved |= values.keys()
-    for name in met.moved:
-        holder, _, key = name.removeprefix(PREFIX).partition("/")
-        value = values.get(name, met.first.get(name))
-        if holder not in holders:  # of an optimizer with more groups
-            continue
-        if value is None:
-            holders[holder].pop(key, None)
-        else:
-            holders[holder][key] = value
 
 
-def _holders(optimizer: Optimizer) -> dict[str, MutableMapping[str, Any]]:
-    """Dicts that hold numbers: the groups, and the optimizer's own attributes."""
-    return {f"group{index}": group for index, group in enumerate(optimizer.param_groups)} | {"own": vars(optimizer)}
+def _put(place: Place, saved: Any, is_number: bool) -> None:
+    owner, key = place
+    there = _entry(owner, key)
+    if saved is GONE and isinstance(owner, dict):
+        owner.pop(key, None)
+    elif saved is GONE:
+        del owner[key:]  # what steps appended
+    elif isinstance(there, Tensor) and isinstance(saved, Tensor) and there.shape == saved.shape:
+        there.copy_(saved)  # others may hold it
+    else:
+        number = isinstance(saved, Tensor) and (is_number or (there is None and not saved.dim()))
+        value = saved.item() if number else _copy(saved)
+        owner.update({key: value}) if isinstance(owner, dict) else owner.__setitem__(slice(key, key + 1), [value])
 
 
-def _numbers(optimizer: Optimizer) -> dict[str, Number]:
-    return {
-        f"{PREFIX}{name}/{key}": value
-        for name, holder in _holders(optimizer).items()
-        for key, value in holder.items()
-        if type(value) in (int, float) and key != "lr" and not key.startswith("_")
-    }
+def _is_followed(name: str, met: _Met) -> bool:
+    return name.startswith(f"{PREFIX}group") and name in met.numbers
+
+
+def _absent(optimizer: Optimizer, name: str) -> Place | None:
+    """Where a value would lie that is not there now; None where nothing holds such values."""
+    kind, *path, key = name.removeprefix(PREFIX).split("/")
+    owner = _holders(optimizer).get(kind)
+    for part in path:
+        owner = None if owner is None else _entry(owner, int(part) if isinstance(owner, list) else part)
+        owner = owner if isinstance(owner, (dict, list)) else None
+    return None if owner is None else (owner, int(key) if isinstance(owner, list) else key)
+
+
+def _entry(owner: Any, key: Any) -> Any:
+    if isinstance(owner, dict):
+        return owner.get(key)
+    return owner[key] if key < len(owner) else None
+
+
+def _holders(optimizer: Optimizer) -> dict[str, Any]:
+    """Dicts that hold values: the groups, the optimizer's own attributes, and its state."""
+    groups = {f"group{index}": group for index, group in enumerate(optimizer.param_groups)}
+    return {**groups, "own": vars(optimizer), "state": optimizer.state}
+
+
+def _places(optimizer: Optimizer) -> Iterator[tuple[str, Place]]:
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for name, holder in _holders(optimizer).items():
+        beside = {"lr", "params"} if name.startswith("group") else _TORCHS if name == "own" else ()
+        for key in [key for key in holder if isinstance(key, str) and key not in beside]:
+            yield from _inside(f"{PREFIX}{name}/{key}", (holder, key), own)
+
+
+def _inside(name: str, place: Place, own: set[int], depth: int = 0) -> Iterator[tuple[str, Place]]:
+    value = place[0][place[1]]
+    tensor = type(value) is Tensor and id(value) not in own and not value.is_inference()
+    if tensor or type(value) in (int, float, type(None)):
+        yield name, place
+    elif isinstance(value, (list, dict)) and depth < DEPTH and len(value) <= ENTRIES:
+        for key in [k for k in value if isinstance(k, (str, int))] if isinstance(value, dict) else range(len(value)):
+            yield from _inside(f"{name}/{key}", (value, key), own, depth + 1)
+
+
+def _values(optimizer: Optimizer) -> dict[str, Value]:
+    return {name: owner[key] for name, (owner, key) in _places(optimizer)}
+
+
+def _version(value: Value) -> object:
+    """What tells that a value has changed: of a tensor, which one it is and how often it was written to."""
+    return (id(value), value._version) if isinstance(value, Tensor) else value
+
+
+def _copy(value: Value) -> Value:
+    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def is_counted(name: str) -> bool:
-    """Whether an entry of `Program.state` is of such a number."""
+    """Whether an entry of `Program.state` is of such a value."""
     return name.startswith(PREFIX)

@@ -221,9 +221,10 @@ class Program:
                 elif isinstance(value, (int, float)):
                     kind = torch.float64 if isinstance(value, float) else None
                     tensors[f"optimizer/{alias.name}/{key}"] = torch.tensor(value, dtype=kind, device="cpu")
-            for name, number in self.counted().items():
-                kind = torch.float64 if isinstance(number, float) else None
-                tensors[name] = torch.tensor(number, dtype=kind, device="cpu")
+            for name, value in self.counted().items():
+                kind = torch.float64 if isinstance(value, float) else None
+                held = read(value) if isinstance(value, Tensor) else torch.tensor(value, dtype=kind, device="cpu")
+                tensors[name] = held
             for index, group in enumerate(self.optimizer.param_groups):
                 if isinstance(group["lr"], Tensor):
                     tensors[f"optimizer/group{index}/lr"] = read(group["lr"])
@@ -253,7 +254,7 @@ class Program:
             NoReference: A step registered a parameter since.
         """
         for name, tensor in self.state().items():
-            if name not in values and (name.startswith("buffer/") or is_counted(name)):
+            if is_counted(name) or (name not in values and name.startswith("buffer/")):
                 continue
             if name not in values and name.startswith("param/"):
                 raise NoReference(
@@ -267,8 +268,9 @@ class Program:
         for alias, key, kept in self._kept():
             if isinstance(kept[key], (int, float)):
                 kept[key] = values[f"optimizer/{alias.name}/{key}"].item()
-        if self.optimizer is not None and not self.own_step:
-            counters.put(self.optimizer, {name: value.item() for name, value in values.items() if is_counted(name)})
+        if self.optimizer is not None:
+            kept = {name: value for name, value in values.items() if is_counted(name)}
+            counters.put(self.optimizer, kept, followed=self.own_step)
 
     def register(self, values: Mapping[str, Tensor]) -> None:
         """Register the buffers of a state that a step of another process registered, at this program's precision.
@@ -292,9 +294,12 @@ class Program:
                 if alias is not None and alias.name == buffer:
                     module._buffers[name] = alias(value.clone())
 
-    def counted(self) -> dict[str, counters.Number]:
-        """Numbers that the optimizer counts, by name in `state`; in a user's own step, `step_state` follows them."""
-        return counters.counted(self.optimizer) if self.optimizer is not None and not self.own_step else {}
+    def counted(self) -> dict[str, counters.Value]:
+        """What the optimizer keeps beside its parameters' state, by name in `state`.
+
+        `step_state` of a user's own step has the numbers of its groups.
+        """
+        return {} if self.optimizer is None else counters.counted(self.optimizer, followed=self.own_step)
 
     def _kept(self) -> Iterator[tuple[Alias, str, dict[str, Any]]]:
         """The optimizer's state of the model's parameters: parameter's alias, key, and the dict that holds the key.

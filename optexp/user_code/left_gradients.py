@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from optexp.support.random_state import put_back
 from optexp.user_code.step_state import TrackedStepState
 from optexp.user_code.train_step import Gradients, TrainStep
 
-CALLS = 3  # consecutive ones that are tried: a step may clear gradients every second time
+CALLS = 3  # consecutive ones that are tried: a step may clear gradients every second time,
+MORE, MORE_S = 9, 0.5  # or leave them every eighth time, which is looked for where it takes no longer
 
 
 def learn(
@@ -106,13 +108,17 @@ def _adds(
     step.beginning.left = frozenset(name for name, parameter in named.items() if id(parameter) in left)
     if _spoiled(found.taken, everything):
         return False, called
-    for _ in range(CALLS - 1):
-        if not any(parameter.grad is not None for parameter in (*(() if found.cleared else found.left), *others)):
+    began = monotonic()
+    for number in range(1, MORE):
+        leaves = any(parameter.grad is not None for parameter in (*(() if found.cleared else found.left), *others))
+        if (found.cleared and not leaves) or (number >= CALLS and (found.cleared or monotonic() - began > MORE_S)):
             return False, called
         for parameter in others:
             parameter.grad = _poison(parameter)
         begins = {parameter: gradient for parameter in found.left if (gradient := _poison(parameter)) is not None}
         found = step.tried(program, _copy(batch), begins)
+        left |= set(map(id, found.left))
+        step.beginning.left = frozenset(name for name, parameter in named.items() if id(parameter) in left)
         if _spoiled(found.taken, everything):
             return True, called
     return False, called

@@ -76,6 +76,7 @@ class Module(UserWorkload):
         if self.path is not None:
             require_file(Path(self.path).expanduser(), "workload.path")
             file, usual = Path(self.path).expanduser(), self.names.model == Names.model
+            self._require_named(file)
             if usual and FACTORY in (missing(file, Names.model, untold=frozenset()) or ()):
                 return replace(self, names=replace(self.names, model=FACTORY))
             if (names := missing(file, self.names.model)) is not None:
@@ -85,6 +86,14 @@ class Module(UserWorkload):
             require_place(self.target, "workload.target")
         self._require_known_arguments()
         return self
+
+    def _require_named(self, file: Path) -> None:
+        """Raises ConfigError where no statement of the file can bind a name that was given."""
+        for part, name in vars(self.names).items():
+            if part in ("model", "inputs", "loader") or name == getattr(Names, part):
+                continue  # those are missed anyway, or have their usual names
+            if (found := missing(file, name)) is not None:
+                raise ConfigError(f"workload.names.{part}: {self.path} has no {name}{suggest(name, found)}")
 
     def _require_inputs(self, file: Path) -> None:
         """Raises ConfigError where no statement of the file can give batches."""

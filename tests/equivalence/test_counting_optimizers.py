@@ -80,3 +80,109 @@ def test_one_that_counts_otherwise_is_refused(by: dict[str, float]) -> None:
     verification = verified(Counting(), change, seeds=1)
     assert not verification.ok
     assert any(key in failure.tensor for failure in verification.failures for key in by), verification.headline
+
+
+def test_one_that_counts_no_longer_is_refused_although_its_own_count_explains_its_updates() -> None:
+    def change(program: Program) -> Program:
+        optimizer: Any = program.optimizer
+
+        def step() -> None:
+            begun = optimizer.updates
+            optimizer.count_after()
+            optimizer.updates = begun
+
+        optimizer.count_after, optimizer.step = optimizer.step, step
+        return program
+
+    verification = verified(Later(), change, seeds=1)
+    assert not verification.ok
+    assert any("updates" in failure.tensor for failure in verification.failures), verification.headline
+
+
+class CountsLater(torch.optim.Optimizer):
+    """Counts once it has updated."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.01})
+        self.updates = 1
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=group["lr"] / self.updates**0.5)
+        self.updates += 1
+
+
+@dataclass
+class Later(Net):
+    mode: str = "train"
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return CountsLater(model.parameters())
+
+
+class Elsewhere(torch.optim.Optimizer):
+    """Keeps a count under a name in its state, as MADGRAD does, averages in a list of its own, and what it looks up."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.01})
+        held = [p for group in self.param_groups for p in group["params"]]
+        self._means = [torch.zeros_like(p) for p in held]
+        self.table: dict[str, Any] = {"rates": [None, None, None], "last": []}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        state: Any = self.state
+        if "k" not in state:
+            state["k"] = torch.tensor([0])
+        place = int(state["k"]) % 3
+        self.table["rates"][place] = self.param_groups[0]["lr"] / (1 + int(state["k"]))
+        self.table["last"].append(int(state["k"]))
+        for group in self.param_groups:
+            for p, mean in zip(group["params"], self._means, strict=True):
+                mean.mul_(0.9).add_(p.grad)
+                p.sub_(mean, alpha=self.table["rates"][place])
+        state["k"] += 1
+
+
+@dataclass
+class KeepsElsewhere(Net):
+    mode: str = "train"
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return Elsewhere(model.parameters())
+
+
+def test_what_an_optimizer_keeps_anywhere_is_put_back() -> None:
+    program = KeepsElsewhere().build(torch.device("cpu"), torch.float32, 0)
+    optimizer: Any = program.optimizer
+    batch, snapshot = KeepsElsewhere().batch(torch.Generator()), Snapshot(program)
+    for _ in range(2):
+        program.step(program, batch)
+    later, means = Snapshot(program), [mean.clone() for mean in optimizer._means]
+    snapshot.restore(program)
+    assert ("k" in optimizer.state, optimizer.table) == (False, {"rates": [None, None, None], "last": []})
+    assert not any(mean.any() for mean in optimizer._means)
+    later.restore(program)
+    assert (int(optimizer.state["k"]), optimizer.table["rates"][:2]) == (2, [0.01, 0.005])
+    assert optimizer.table["last"] == [0, 1]
+    assert all(torch.equal(mean, kept) for mean, kept in zip(optimizer._means, means, strict=True))
+
+
+def test_what_an_optimizer_keeps_anywhere_is_compared() -> None:
+    assert verified(KeepsElsewhere(), seeds=1).ok
+
+    def change(program: Program) -> Program:
+        optimizer: Any = program.optimizer
+
+        def step() -> None:
+            Elsewhere.step(optimizer)
+            optimizer._means[1].mul_(0.999)
+
+        optimizer.step = step
+        return program
+
+    verification = verified(KeepsElsewhere(), change, seeds=1)
+    assert not verification.ok
+    assert any("_means/1" in failure.tensor for failure in verification.failures), verification.headline

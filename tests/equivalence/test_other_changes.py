@@ -35,11 +35,13 @@ def train_step(model, batch, optimizer):
 """
 BY_HAND = "[p.data.sub_(p.grad, alpha=%s) for p in model.head.parameters()]"
 NORMED = "model.body.weight.data.div_(model.body.weight.data.norm(dim=1, keepdim=True) * %s)"
+DECAY = "[p.data.mul_(0.5).sub_(p.data, alpha=%s) for p in model.body.parameters()]"
 SECOND = "torch.optim.SGD(model.head.parameters(), lr=%s).step()"
 WAYS = {
     "a second optimizer": (SECOND % 0.05, SECOND % 0.052),
     "by hand": (BY_HAND % 0.1, BY_HAND % 0.11),
     "by hand, left out": (BY_HAND % 0.1, "None"),
+    "a little decay beside much": (DECAY % 0.001, DECAY % 0.0),
     "a norm": (NORMED % 1.0, NORMED % 1.05),
 }
 

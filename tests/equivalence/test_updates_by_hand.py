@@ -31,9 +31,13 @@ def test_an_update_that_is_a_little_off_is_refused(check, tmp_path: Path, wrong:
 
 def test_what_an_error_of_the_gradient_may_turn_is_allowed_more() -> None:
     gradient, parameter = torch.randn(2, 512, dtype=torch.float64)
-    both = [gradient, parameter]
-    assert allowed(-0.1 * gradient - 1e-4 * parameter, both) == SHARES
+    assert allowed(-0.1 * gradient - 1e-6 * parameter, gradient, parameter) == pytest.approx(SHARES, rel=1e-3)
     for other in (gradient.sign(), -0.1 * gradient / gradient.norm() + parameter.sin()):
-        assert allowed(other, both) == SIGNS
-    assert allowed(gradient, []) == SIGNS
-    assert allowed(gradient[:4], [gradient[:4]]) == SIGNS
+        assert allowed(other, gradient, parameter) == SIGNS
+    assert allowed(gradient, None, None) == SIGNS
+    assert allowed(gradient[:4], gradient[:4], None) == SIGNS
+
+
+def test_a_large_share_of_the_parameter_leaves_no_room_for_an_error() -> None:
+    gradient, parameter = torch.randn(2, 512, dtype=torch.float64)
+    assert allowed(-0.01 * gradient - parameter, gradient, parameter)[0] < 0.02 * SHARES[0]

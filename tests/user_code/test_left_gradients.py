@@ -44,6 +44,8 @@ ADDS = {
     "never": ("", "", ""),
     "every second time by hand": ("", f"if count % 2 == 0:\n        {EACH} = None", ""),
     "every fourth time, after the step": ("", "", "if count % 4 == 3: optimizer.zero_grad()"),
+    "every fourth time, else cleared after": ("", "", f"if count % 4 != 3:\n        {EACH} = None"),
+    "every fourth time, else cleared before": ("", f"if count % 4 != 3:\n        {EACH} = None", ""),
     "as momentum": ("", f"if count > 0:\n        {EACH}.mul_(0.9)", ""),
     "as momentum from the start": (HAD, f"{EACH}.mul_(0.9)", ""),
     "of another network": ("", "optimizer.zero_grad()", "other(x).mean().backward(); second.step()"),

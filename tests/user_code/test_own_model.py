@@ -338,6 +338,7 @@ def test_mistakes_in_how_it_learns_are_one_sentence(tmp_path: Path, overrides: l
         (["+workload.kwargs.widht=8"], "workload.kwargs: Model takes no widht (did you mean width? allowed: width)"),
         (["workload.names.inputs=inputs", "+workload.kwargs.width=4"],
          "has neither inputs() nor get_loader(): define one, or"),
+        (["workload.names.loss=forwad"], "has no forwad"),
         (["mode=auto", "auto.without=[fusoin]"], "auto.without: fusoin is no strategy (did you mean fusion?"),
     ],
 )  # fmt: skip
