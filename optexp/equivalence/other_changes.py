@@ -18,6 +18,7 @@ from torch import Tensor
 from optexp.equivalence.tensor_math import rms
 from optexp.program import Program
 from optexp.support.tolerances import SCARCE
+from optexp.support.wrapped import is_wrapped
 
 # Of s, RMS and largest: fp64 has gradients of its own, near zero of the other sign, and another Adam makes as large a
 # step of those. A change that is a sum of shares of gradient and parameter is as far off as the gradient is.
@@ -62,7 +63,8 @@ class OtherChanges:
             return
         handles = [optimizer.register_step_pre_hook(self._before)]
         if self.program.own_step:  # which may change parameters before its optimizer's step, too
-            handles += [model.register_forward_pre_hook(self._enter), model.register_forward_hook(self._leave)]
+            handles += [model.register_forward_pre_hook(self._enter)]
+            handles += [model.register_forward_hook(self._leave)]
             handles += [optimizer.register_step_post_hook(self._after)]
         try:
             yield
@@ -87,7 +89,7 @@ class OtherChanges:
 
     def _parameters(self) -> Iterator[tuple[str, Tensor]]:
         named = ((name, parameter.detach()) for name, parameter in self.program.model.named_parameters())
-        return ((name, tensor) for name, tensor in named if tensor.layout is torch.strided)
+        return ((name, tensor) for name, tensor in named if tensor.layout is torch.strided and not is_wrapped(tensor))
 
     def _begun(self, name: str, parameter: Tensor) -> Tensor:
         return self.begun[name] if name in self.begun else self.start[f"param/{name}"].to(parameter)
