@@ -7,7 +7,7 @@ inputs alone, without a gradient: the update is compared by itself, from there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,11 +61,11 @@ class OtherChanges:
         if optimizer is None:
             yield
             return
-        handles = [optimizer.register_step_pre_hook(self._before)]
+        handles = [optimizer.register_step_pre_hook(_uncopied(self._before))]
         if self.program.own_step:  # which may change parameters before its optimizer's step, too
-            handles += [model.register_forward_pre_hook(self._enter)]
-            handles += [model.register_forward_hook(self._leave)]
-            handles += [optimizer.register_step_post_hook(self._after)]
+            handles += [model.register_forward_pre_hook(_uncopied(self._enter))]
+            handles += [model.register_forward_hook(_uncopied(self._leave))]
+            handles += [optimizer.register_step_post_hook(_uncopied(self._after))]
         try:
             yield
         finally:
@@ -115,3 +115,8 @@ class OtherChanges:
     def _after(self, *_: Any) -> None:
         for name, parameter in self._parameters():
             self.updates[name] += parameter
+
+
+def _uncopied(note: Callable[[], None]) -> Callable[..., None]:
+    """A hook that a copy of the model shares, as of an averaged one: a method would be copied with all it leads to."""
+    return lambda *_: note()
