@@ -41,6 +41,7 @@ from optexp.user_code.objects import with_objects, written
 from optexp.user_code.of_model import Contents, failing, made_of, takes_model
 from optexp.user_code.same_start import own_generators, renamed, same_values
 from optexp.user_code.trial_runs import size_lazy_layers
+from optexp.user_code.workload import UserWorkload
 
 if TYPE_CHECKING:
     from optexp.trace import Trace
@@ -242,7 +243,9 @@ class Replace(Strategy):
 
 def other_names(first: Workload, second: Workload) -> dict[str, str]:
     """What another file's model calls the tensors of the first one's, by their values; empty where the names fit."""
-    one, other = first.anew().parts.model, second.anew().parts.model  # type: ignore[attr-defined]
+    if not isinstance(first, UserWorkload) or not isinstance(second, UserWorkload):
+        return {}  # a script makes its model once, by its own seed
+    one, other = first.anew().parts.model, second.anew().parts.model
     with suppress(Exception), own_generators(), torch.device("meta"):  # names need no values
         if tensors_in(one()).keys() == tensors_in(other()).keys():
             return {}
