@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from optexp.errors import ConfigError, NotCovered
 from optexp.program import Alias, NotCalled, Program, is_training, placed, preserved, set_training, to_device
@@ -30,6 +31,7 @@ from optexp.strategy import (
     UserFile,
     precision,
 )
+from optexp.support.wrapped import parts
 from optexp.user_code.adapters import Function, Maker, maker
 from optexp.user_code.aliasing import holdings, listed, partners, with_names
 from optexp.user_code.importing import require_file
@@ -39,6 +41,7 @@ from optexp.user_code.objects import with_objects, written
 from optexp.user_code.of_model import Contents, failing, made_of, takes_model
 from optexp.user_code.same_start import own_generators, renamed, same_values
 from optexp.user_code.trial_runs import size_lazy_layers
+from optexp.user_code.workload import UserWorkload
 
 if TYPE_CHECKING:
     from optexp.trace import Trace
@@ -143,11 +146,10 @@ class Replace(Strategy):
             size_lazy_layers(replace(program, model=new, forward=None))
             pairs, by_values = self.paired(program, new, made_anew)
             take_over(old, new, pairs, program.optimizer)
-            layouts = {name: tensor.layout for model in (old, new) for name, tensor in tensors_in(model).items()}
             aliases = {
                 theirs: Alias(name, turned)
                 for name, (theirs, turned) in pairs.items()
-                if tensors_in(old)[name].layout is layouts[theirs]
+                if kind(tensors_in(old)[name]) == kind(tensors_in(new)[theirs])
             }
             optimized = with_names(replace(program, model=new, forward=None), aliases)
         unchanged = first is not None and optimized.model is old and Contents.of(old).same_as(first)
@@ -241,7 +243,9 @@ class Replace(Strategy):
 
 def other_names(first: Workload, second: Workload) -> dict[str, str]:
     """What another file's model calls the tensors of the first one's, by their values; empty where the names fit."""
-    one, other = first.anew().parts.model, second.anew().parts.model  # type: ignore[attr-defined]
+    if not isinstance(first, UserWorkload) or not isinstance(second, UserWorkload):
+        return {}  # a script makes its model once, by its own seed
+    one, other = first.anew().parts.model, second.anew().parts.model
     with suppress(Exception), own_generators(), torch.device("meta"):  # names need no values
         if tensors_in(one()).keys() == tensors_in(other()).keys():
             return {}
@@ -319,12 +323,20 @@ def fits(name: str, ours: Tensor, other: str, theirs: Tensor, turned: bool, lear
 
 
 def fill(tensor: Tensor, value: Tensor) -> None:
-    """Values into a dense tensor; a sparse one gets the indices, too."""
-    if tensor.layout is torch.strided:
+    """Values into a dense tensor; a sparse one gets the indices, too, and one around others what those hold."""
+    if is_traceable_wrapper_subclass(tensor) and type(value) is type(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            fill(getattr(tensor, name), getattr(value, name))
+    elif tensor.layout is torch.strided:
         tensor.data.copy_(value if value.layout is torch.strided else value.to_dense())
     else:
         with torch.no_grad():
             tensor.resize_as_sparse_(value).copy_(value)
+
+
+def kind(tensor: Tensor) -> tuple[torch.layout, list[str]]:
+    """Layout and names of its parts: tensors of two kinds have no values to compare."""
+    return tensor.layout, list(parts(tensor))
 
 
 def take_over(old: nn.Module, new: nn.Module, pairs: Pairs, optimizer: Optimizer | None) -> None:

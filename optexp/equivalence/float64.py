@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from optexp.equivalence.narrow_operators import NARROW, in_float32, quantizes
+from optexp.equivalence.wrapper_classes import WrapperClasses
 from optexp.support.eagerly import eagerly
 
 _WIDER = {
@@ -26,12 +27,15 @@ _DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]  # getter of the att
 class InFloat64(TorchFunctionMode):
     """Inside, every explicit request for a narrower float (`dtype=`, `.float()`, `.to(...)`, ...) means float64.
 
+    So it does in the code of a tensor around others, which torch runs outside of any mode: that enters the mode again.
+
     narrow: dtype of the arms, which `x.dtype` is then: a branch on it, and `torch.finfo` of it, are part of the formula
     """
 
     def __init__(self, narrow: torch.dtype = torch.float64) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.narrow = narrow
+        self._wrapped = WrapperClasses(self)
         self._seen = {torch.float64: narrow, torch.complex128: _NARROWER.get(narrow, torch.complex128)}
 
     def __enter__(self) -> InFloat64:
@@ -44,6 +48,7 @@ class InFloat64(TorchFunctionMode):
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._wrapped.put_back()
         self._eagerly.__exit__(*error)
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         torch.set_default_dtype(self._default)
@@ -58,6 +63,7 @@ class InFloat64(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        self._wrapped.meet(*args, *kwargs.values())
         if func in _CASTS:
             return Tensor.double(*args, **kwargs)
         if func == _DTYPE:

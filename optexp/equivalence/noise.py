@@ -20,8 +20,9 @@ from torch.utils import _pytree as pytree
 from optexp.equivalence.tensor_math import name_of
 from optexp.support.hooks import takes_hooks
 from optexp.support.nested import rows
-from optexp.support.sparse import is_sparse, parts
+from optexp.support.sparse import is_sparse
 from optexp.support.tolerances import tolerance_of
+from optexp.support.wrapped import parts
 
 RUNS = 6
 
@@ -135,9 +136,9 @@ def move(model: nn.Module, seed: int, far: Callable[[str], float]) -> None:
 
 
 def _values(model: nn.Module) -> Iterator[Tensor]:
-    """Of every parameter, in its memory; of a sparse one, those that it has."""
+    """Of every parameter, in its memory; of a sparse one, those that it has; of one around others, theirs."""
     for parameter in model.parameters():
-        yield next(iter(parts(parameter).values())) if is_sparse(parameter) else parameter
+        yield from parts(parameter).values()
 
 
 def _arithmetic(module: nn.Module, on_gpu: bool, dtype: torch.dtype) -> str:

@@ -7,7 +7,7 @@ inputs alone, without a gradient: the update is compared by itself, from there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 from optexp.equivalence.tensor_math import largest, rms
 from optexp.program import Program
 from optexp.support.tolerances import SCARCE
+from optexp.support.wrapped import is_wrapped
 
 # Of s, RMS and largest: fp64 has gradients of its own, near zero of the other sign, and another Adam makes as large a
 # step of those. Of a change that is a sum of shares of gradient and parameter, the gradient's is as far off as it is.
@@ -71,10 +72,11 @@ class OtherChanges:
         if optimizer is None:
             yield
             return
-        handles = [optimizer.register_step_pre_hook(self._before)]
+        handles = [optimizer.register_step_pre_hook(_uncopied(self._before))]
         if self.program.own_step:  # which may change parameters before its optimizer's step, too
-            handles += [model.register_forward_pre_hook(self._enter), model.register_forward_hook(self._leave)]
-            handles += [optimizer.register_step_post_hook(self._after)]
+            handles += [model.register_forward_pre_hook(_uncopied(self._enter))]
+            handles += [model.register_forward_hook(_uncopied(self._leave))]
+            handles += [optimizer.register_step_post_hook(_uncopied(self._after))]
         try:
             yield
         finally:
@@ -98,7 +100,7 @@ class OtherChanges:
 
     def _parameters(self) -> Iterator[tuple[str, Tensor]]:
         named = ((name, parameter.detach()) for name, parameter in self.program.model.named_parameters())
-        return ((name, tensor) for name, tensor in named if tensor.layout is torch.strided)
+        return ((name, tensor) for name, tensor in named if tensor.layout is torch.strided and not is_wrapped(tensor))
 
     def _begun(self, name: str, parameter: Tensor) -> Tensor:
         return self.begun[name] if name in self.begun else self.start[f"param/{name}"].to(parameter)
@@ -124,3 +126,8 @@ class OtherChanges:
     def _after(self, *_: Any) -> None:
         for name, parameter in self._parameters():
             self.updates[name] += parameter
+
+
+def _uncopied(note: Callable[[], None]) -> Callable[..., None]:
+    """A hook that a copy of the model shares, as of an averaged one: a method would be copied with all it leads to."""
+    return lambda *_: note()

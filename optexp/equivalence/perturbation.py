@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from optexp.support.sparse import is_sparse
+from optexp.support.wrapped import is_wrapped
 
 SOME = 256  # elements, far apart, by which a tensor is known
 FEW = 4  # elements to a value, or more: they were filled in and not drawn
@@ -47,6 +48,8 @@ def candidates(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def is_filled(tensor: Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.itemsize < 2 or not tensor.numel() or is_sparse(tensor):
+        return False
+    if is_wrapped(tensor):
         return False
     flat = tensor.detach().reshape(-1)
     some = flat[:: -(-len(flat) // SOME)].float()

@@ -15,7 +15,7 @@ from optexp.program.batches import Batch, Outputs, Packed, Remembered, tensors_o
 from optexp.program.counters import is_counted
 from optexp.program.feed import Feed
 from optexp.python_state.model_state import ModelState
-from optexp.support import sparse
+from optexp.support import wrapped
 from optexp.support.reading import read
 
 
@@ -194,9 +194,9 @@ class Program:
                 yield alias, parameter
 
     def buffers(self) -> dict[str, Tensor]:
-        """The model's buffers in the baseline's names and shapes; sparse ones as their dense parts."""
+        """The model's buffers in the baseline's names and shapes; sparse and wrapped ones as their dense parts."""
         named = ((self.alias(name), buffer) for name, buffer in self.model.named_buffers())
-        found = (sparse.parts(alias(read(buffer)), alias.name) for alias, buffer in named if alias)
+        found = (wrapped.parts(alias(read(buffer)), alias.name) for alias, buffer in named if alias)
         return {name: part for parts in found for name, part in parts.items()}
 
     def alias(self, name: str) -> Alias | None:
@@ -212,7 +212,7 @@ class Program:
         """
         tensors: dict[str, Tensor] = {}
         for alias, p in self.parameters():
-            tensors |= sparse.parts(alias(p.data), f"param/{alias.name}")
+            tensors |= wrapped.parts(alias(p.data), f"param/{alias.name}")
         tensors |= {f"buffer/{name}": buffer for name, buffer in self.buffers().items()}
         if self.optimizer is not None:
             for alias, key, values in self._kept():

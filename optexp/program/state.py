@@ -14,7 +14,7 @@ from optexp.program.counters import is_counted
 from optexp.program.program import Program
 from optexp.python_state.model_state import ModelState
 from optexp.python_state.records import Table
-from optexp.support import sparse
+from optexp.support import sparse, wrapped
 from optexp.support.reading import read
 
 # --- state, gradients, batches ---------------------------------------------------------------------------------
@@ -103,15 +103,17 @@ def preserved(program: Program) -> Iterator[None]:
 
 
 def placed(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> nn.Module:
-    """`model.to(device, dtype)` that keeps the imaginary part of complex numbers."""
+    """`model.to(device, dtype)` that keeps the imaginary part of complex numbers, and tensors around others."""
     _place_sparse(model, device, dtype)
-    if not any(tensor.is_complex() for tensor in (*model.parameters(), *model.buffers())):
+    if not any(tensor.is_complex() or wrapped.is_wrapped(tensor) for tensor in (*model.parameters(), *model.buffers())):
         return model.to(device=device, dtype=dtype)
     wide = {None: None, torch.float64: torch.complex128}.get(dtype, torch.complex64)
 
     def moved(tensor: Tensor) -> Tensor:
         kind = dtype if tensor.is_floating_point() else wide if tensor.is_complex() else None
-        return tensor.to(device, kind or tensor.dtype)
+        there = tensor.to(device, kind or tensor.dtype)
+        lost = wrapped.is_wrapped(tensor) and type(there) is not type(tensor)  # a cast that gives its plain values
+        return wrapped.rebuilt(tensor, moved) if lost else there
 
     made: nn.Module = model._apply(moved)  # as `to` does it
     return made

@@ -16,6 +16,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from optexp.support.wrapped import is_wrapper
+
 COMPILING = ("torch._dynamo", "torch.nn.attention.flex_attention")  # which compiles itself
 
 
@@ -28,8 +30,8 @@ def eagerly() -> Iterator[None]:
 
 
 class EagerMode(TorchDispatchMode):
-    """A dispatch mode that sees the operations of compiled functions, of conditions and loops, and, in inference mode,
-    those that others consist of."""
+    """A dispatch mode that sees the operations of compiled functions, of conditions and loops, those on the parts of
+    tensors around others, and, in inference mode, those that others consist of."""
 
     supports_higher_order_operators = True
 
@@ -58,6 +60,8 @@ class EagerMode(TorchDispatchMode):
             TorchDispatchMode.__exit__(self, None, None, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if any(map(is_wrapper, types)):
+            return NotImplemented  # its own code runs, and the mode sees the operations on its parts
         if isinstance(func, OpOverload) and torch.is_inference_mode_enabled():
             with self.again():
                 parts = func.decompose(*args, **(kwargs or {}))

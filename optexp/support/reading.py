@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 COMPILER = "_dynamo_"  # prefix of attributes that torch.compile sets on tensors, such as varying sizes
 PLAIN = (Tensor, nn.Parameter)  # a model may return a parameter itself
@@ -25,8 +26,10 @@ def attributes(tensor: Tensor) -> list[str]:
 
 
 def hidden(tensor: Tensor) -> list[str]:
-    """Names of torch.Tensor that attributes of this tensor hide."""
-    return [name for name in attributes(tensor) if hasattr(Tensor, name)]
+    """Names of torch.Tensor that attributes of this tensor hide, but for the parts of a tensor around others."""
+    listed: Iterable[str] = tensor.__tensor_flatten__()[0] if is_traceable_wrapper_subclass(tensor) else ()
+    inner = {name for name in listed if type(vars(tensor).get(name)) in PLAIN}
+    return [name for name in attributes(tensor) if hasattr(Tensor, name) and name not in inner]
 
 
 def unlike(kind: str, tensors: Iterable[Tensor]) -> list[str]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from optexp.equivalence.tensor_math import identical
 from optexp.errors import ConfigError
 from optexp.program import Alias, Program
-from optexp.support import sparse
+from optexp.support import wrapped
 
 SHOWN = 3  # names in a sentence
 T = TypeVar("T")
@@ -101,8 +101,8 @@ def partners(held: Holdings, model: nn.Module) -> dict[str, Held]:
 def _unfolded(one: Held, tensor: Tensor, initial: Mapping[str, Tensor]) -> bool:
     """Whether it has the values that it began with: what only infers may have folded another tensor into it."""
     kind = "param" if isinstance(tensor, nn.Parameter) else "buffer"
-    ours = sparse.parts(one.alias(tensor.detach()), f"{kind}/{one.alias.name}")
-    return all(name not in initial or identical(part, initial[name].to(part)) for name, part in ours.items())
+    ours = wrapped.parts(one.alias(tensor.detach()), f"{kind}/{one.alias.name}")
+    return all(name in initial and identical(part, initial[name].to(part)) for name, part in ours.items())
 
 
 def _pairs(held: Sequence[Held], there: Mapping[str, Tensor]) -> dict[str, Held]:
@@ -112,7 +112,7 @@ def _pairs(held: Sequence[Held], there: Mapping[str, Tensor]) -> dict[str, Held]
         ours, theirs = _open(held, there, found)
         by_key = _unique((key(one.name, one.tensor), one) for one in ours)
         for k, name in _unique((key(name, tensor), name) for name, tensor in theirs.items()).items():
-            if k in by_key and by_key[k].tensor.shape == theirs[name].shape:
+            if k in by_key and _fit(by_key[k].tensor, theirs[name]):
                 found[name] = by_key[k]
     for fits in (lambda short, long: long[-len(short) :] == short, _inside):
         ours, theirs = _open(held, there, found)
@@ -120,11 +120,16 @@ def _pairs(held: Sequence[Held], there: Mapping[str, Tensor]) -> dict[str, Held]
             (name, one)
             for one in ours
             for name, tensor in theirs.items()
-            if one.tensor.shape == tensor.shape and fits(one.name.split("."), _plain(name).split("."))
+            if _fit(one.tensor, tensor) and fits(one.name.split("."), _plain(name).split("."))
         ]
         names, ones = Counter(name for name, _ in options), Counter(one.name for _, one in options)
         found |= {name: one for name, one in options if names[name] == 1 == ones[one.name]}
     return found
+
+
+def _fit(ours: Tensor, theirs: Tensor) -> bool:
+    """Whether they have one shape and parts of the same names: a quantised weight has others than a dense one."""
+    return ours.shape == theirs.shape and wrapped.parts(ours).keys() == wrapped.parts(theirs).keys()
 
 
 def _open(

@@ -14,6 +14,7 @@ from torch import nn
 from optexp.equivalence.step_digest import Digest, digest
 from optexp.errors import ConfigError, NoReference, Unsupported, UserFailure, first_line
 from optexp.python_state.slots import tensors_in
+from optexp.support.wrapped import parts
 from optexp.user_code.adapters import Function, kind, maker
 from optexp.user_code.objects import made
 
@@ -100,7 +101,8 @@ class Contents:
                 entries = value if isinstance(value, dict) else {}  # hooks, parameters, modules
                 held |= {f"{path}.{name}[{key}]": entry for key, entry in entries.items()}
         held |= {f"{one.__module__}.{one.__qualname__}.{name}": v for one in kinds for name, v in vars(one).items()}
-        return cls(held, digest({f"param/{name}": tensor for name, tensor in tensors_in(model).items()}))
+        tensors = [parts(tensor, f"param/{name}") for name, tensor in tensors_in(model).items()]
+        return cls(held, digest({name: part for found in tensors for name, part in found.items()}))
 
     def same_as(self, other: Contents) -> bool:
         """Whether each name holds the same object, and each tensor the same values."""

@@ -14,9 +14,9 @@ UNCALLED = (
     " reach them; call them inside its forward"
 )
 INSIDE = (
-    "the step calls its model inside another module or in a method of its own, or by torch.func.functional_call, and"
-    " never as model(...) by a variable that holds it: strategies that change the model's call do not reach it; where"
-    " another module calls it, let that one be the model, and where a method does, call model(...) in train_step"
+    "the step calls its model inside another module, or by torch.func.functional_call, and never as model(...) by a"
+    " variable that holds it: strategies that change the model's call do not reach it; where another module calls it,"
+    " let that one be the model"
 )
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

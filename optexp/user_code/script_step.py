@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from types import FunctionType, MethodType
 from typing import Any
 from weakref import WeakSet
 
@@ -92,7 +91,7 @@ class Body:
             for place in optimizers:
                 place.set(unwrapped(mark.optimizer))  # type: ignore[misc]
 
-    def _results(self, found: Any, model: ScriptModel) -> Any:
+    def _results(self, found: Any, model: Model) -> Any:
         """The loss; in inference what the body assigned, and what the model returned last."""
         variables = found if isinstance(found, Mapping) and ITEMS in found else {}
         loop, learns = self.reached.loop, self.reached.mark.optimizer is not None
@@ -108,19 +107,6 @@ def unwrapped(optimizer: Any) -> Any:
     """torch's optimizer inside one of Accelerate's or Lightning's."""
     inner = getattr(optimizer, "optimizer", None)
     return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
-
-
-class ScriptModel(Model):
-    """Methods of the user's class run with this object as `self`: their calls of the model are the program's."""
-
-    def __getattr__(self, name: str) -> Any:
-        model = self._optexp.owner(name)
-        value = getattr(model, name)
-        if isinstance(value, MethodType) and value.__self__ is model and users(type(model)):
-            function = value.__func__
-            if name != "forward" and isinstance(function, FunctionType) and function.__module__ != nn.Module.__module__:
-                return MethodType(function, self)
-        return value
 
 
 @dataclass(frozen=True)
@@ -139,7 +125,7 @@ class Inference:
         return len(self.met) > 0
 
     def __call__(self, program: Program, batch: Batch) -> Outputs:
-        model = ScriptModel(program, Optimizer(None, ()))  # type: ignore[arg-type]
+        model = Model(program, Optimizer(None, ()))  # type: ignore[arg-type]
         # Where gradients of inputs are wanted, or updates are by hand, the step clears gradients itself.
         model._optexp.zero_grad = program.model.zero_grad
         found = self.body(model, self.unpack(batch), None)

@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import FunctionType, MethodType
 from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from optexp.errors import NoReference, Unsupported
 from optexp.program import Batch, NotCalled, Outputs, Program, flatten, others
-from optexp.python_state.variables import records_graphs
+from optexp.python_state.variables import records_graphs, users
 from optexp.user_code.recorded_steps import Recorded, watched
 
 Gradients = Sequence[Tensor | None]
@@ -335,6 +336,13 @@ class Optimizer:
         return copy.deepcopy(self.optimizer, memo)
 
 
+def _is_users(value: Any, model: Any) -> bool:
+    """Whether it is a method of this model that the user's class defines."""
+    if not isinstance(value, MethodType) or value.__self__ is not model or not users(type(model)):
+        return False
+    return isinstance(value.__func__, FunctionType) and value.__func__.__module__ != nn.Module.__module__
+
+
 @dataclass
 class Stand:
     """What a `Model` stands for in one call of the user's function.
@@ -368,7 +376,8 @@ class Stand:
 class Model:
     """A model whose call is what strategies made of it; attributes are the model's.
 
-    It has one name of its own, `_optexp`: a user's model may have any other.
+    Methods of the user's class run with this object as `self`: their calls of the model are the program's, too. It has
+    one name of its own, `_optexp`: a user's model may have any other.
     """
 
     __class__ = property(lambda self: type(self._optexp.own))  # type: ignore[assignment]
@@ -404,7 +413,9 @@ class Model:
         return bool(self._optexp.owner("__len__"))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._optexp.owner(name), name)
+        model = self._optexp.owner(name)
+        value = getattr(model, name)
+        return MethodType(value.__func__, self) if name != "forward" and _is_users(value, model) else value
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._optexp.owner(name), name, value)

@@ -249,10 +249,10 @@ class UserWorkload(Workload):
 
         Raises:
             ConfigError: the model has no values, or nothing to train.
-            NoReference: a weight is a tensor around others.
+            NoReference: a weight is a tensor around others that hides them, or learns.
         """
         trains, model = self.mode != "forward", self.parts.model()
-        refuse_wrapped(model)
+        refuse_wrapped(model, trains)
         self.note_conversion("parameters", model.parameters(), dtype)
         if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
             raise ConfigError("the model lies on the meta device, where it has no values: build it on another")

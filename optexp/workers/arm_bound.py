@@ -27,6 +27,7 @@ from optexp.program import Batch, Outputs, Program, map_batch, tensors_of
 from optexp.records.roofline import StepWork
 from optexp.support import sparse
 from optexp.support.tf32 import flags
+from optexp.support.wrapped import is_wrapped
 from optexp.workers.arm_program import Holder
 
 SAMPLE = 65_536  # elements of a tensor that are looked at
@@ -47,6 +48,8 @@ class Bounded(Holder):
         batch = (self.batches or self.drawn_batches(1))[0]
         if any(sparse.is_sparse(t) for t in (*tensors_of(batch).values(), *program.model.parameters())):
             return StepWork(reason="fake tensors are dense, and the program has sparse ones")
+        if any(map(is_wrapped, program.model.parameters())):
+            return StepWork(reason="a weight is a tensor around others, whose work is that of its own code")
         drawn = random.getstate()
         try:
             found = self._of_plain(batch) if stack else fake_work(program, batch)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from math import fsum
 
 import torch
 
 from optexp.measurement import clock
+from optexp.support.wrapped import parts
 from optexp.workers.arm_timing import Timing, turns
 
 NEARLY = 1 + 2.0**-10  # times a parameter
@@ -37,6 +39,7 @@ class MovedParameters(Timing):
     def _step_s(self, run: Callable[[], object], moves: bool) -> float:
         if moves:
             with torch.no_grad():
-                for parameter in self.program.model.parameters():
-                    parameter.mul_(NEARLY)
+                for part in chain.from_iterable(parts(p).values() for p in self.program.model.parameters()):
+                    if part.is_floating_point() or part.is_complex():
+                        part.mul_(NEARLY)
         return clock.time_block(run, 1, self.device).wall_s

@@ -16,6 +16,7 @@ from optexp.measurement.recorder import LONGEST_S, WARMUP
 from optexp.program import tensors_of
 from optexp.strategy import Strategy
 from optexp.support import sparse
+from optexp.support.wrapped import nbytes
 from optexp.trace import record, record_once
 from optexp.workers.arm_ranges import Ranges
 from optexp.workers.line_marks import lines_marked
@@ -46,7 +47,7 @@ class Profiling(Ranges):
             self.run()  # leaves its gradients, if the next step finds any
             grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
             living = (*model.parameters(), *model.buffers(), *rest, *grads, *one)
-            return PeakMemory(resident_mib=sum(map(sparse.nbytes, living)) / 2**20)
+            return PeakMemory(resident_mib=sum(map(nbytes, living)) / 2**20)
         kept = self.program.keeps.tensors if self.program.keeps is not None else []
         ours = [*(t for tensors in others for t in tensors), *self.initial.values.values(), *kept]
         overhead = sum(sparse.nbytes(t) for t in ours if t.device.type == "cuda")

@@ -21,6 +21,7 @@ from optexp.program import Batch, Outputs, Program, tensors_of
 from optexp.support import sparse
 from optexp.support.pausing import pauses
 from optexp.support.reading import read
+from optexp.support.wrapped import parts
 from optexp.workers.arm_setup import Built
 from optexp.workers.messages import WarmUp
 from optexp.workers.transfer import bytes_of
@@ -202,7 +203,7 @@ class Timing(Built):
         batch = self.program.feed.next()
         outputs = self.program.step(self.program, batch)
         given = (*tensors_of(batch).values(), *outputs.values(), *self.program.model.parameters())
-        tensors = [part for tensor in given for part in sparse.parts(tensor).values()]
+        tensors = [part for tensor in given for part in parts(tensor).values()]
         sizes = {t.untyped_storage().data_ptr(): min(t.nbytes, t.untyped_storage().nbytes()) for t in tensors}
         on_gpu = self.device.type == "cuda"
         return sum(sizes.values()), torch.cuda.get_device_properties(self.device).L2_cache_size if on_gpu else 0

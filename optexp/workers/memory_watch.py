@@ -19,6 +19,7 @@ from optexp.profiling.allocations import Call, Sighting, user_line
 from optexp.program import Batch, Outputs, Program, tensors_of
 from optexp.support import sparse
 from optexp.support.hooks import takes_hooks
+from optexp.support.wrapped import parts
 from optexp.workers.module_marks import markable
 
 CALL = "_call_impl"  # the function of torch that calls a module
@@ -170,7 +171,7 @@ def places(tensor: object, device: torch.device) -> list[tuple[int, int]]:
     if not isinstance(tensor, Tensor) or tensor.device.type != device.type:
         return []
     found = []
-    for part in sparse.parts(tensor).values():
+    for part in parts(tensor).values():
         try:
             storage = part.untyped_storage()
             found.append((storage.data_ptr(), storage.nbytes()))

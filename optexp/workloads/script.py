@@ -48,7 +48,7 @@ from optexp.user_code.parameter_attributes import attributes, follow_attributes
 from optexp.user_code.parts import Parts
 from optexp.user_code.script_batches import BatchForm
 from optexp.user_code.script_run import Reached, run
-from optexp.user_code.script_step import Body, FirstCall, Inference, ScriptModel, first_call, unreached, unwrapped
+from optexp.user_code.script_step import Body, FirstCall, Inference, first_call, unreached, unwrapped
 from optexp.user_code.starts_from import starts_from
 from optexp.user_code.step_state import TrackedStepState, move
 from optexp.user_code.train_step import Beginning, TrainStep
@@ -279,7 +279,7 @@ class Script(Workload):
 
     def _train_step(self, body: Body) -> TrainStep:
         told = partial(misplaced, self.reached)
-        return TrainStep(body, self.form.unpack, ScriptModel, beginning=self.beginning, miscounted=told)
+        return TrainStep(body, self.form.unpack, beginning=self.beginning, miscounted=told)
 
     def _try_first(self, program: Program, batch: Batch, had: Mapping[str, Tensor]) -> None:
         if isinstance(program.step, TrainStep):

@@ -22,6 +22,7 @@ from optexp.workloads.gelu import Gelu
 from optexp.workloads.lenet5 import LeNet5
 from optexp.workloads.mlp import Mlp
 from optexp.workloads.module import Module
+from optexp.workloads.script import Script
 from tests.export.test_repro import assert_same, executed, written
 
 HERE = "tests.strategies.test_replace"
@@ -252,6 +253,24 @@ def test_others_work_on_what_was_put_in(build):
 
 def test_without_a_target_it_says_what_to_give(build):
     assert "strategy.replace.target=file.py:ModelNew" in Replace().unsupported(build(MLP), torch.device("cpu"))
+
+
+LOOP = """\
+import optexp
+import torch
+model = torch.nn.Linear(2, 1)
+for (x,) in optexp.steps([(torch.ones(3, 2),)], model=model):
+    model(x)
+"""
+
+
+def test_a_whole_script_takes_the_place_of_another(tmp_path):
+    for name in ("one.py", "other.py"):
+        (tmp_path / name).write_text(LOOP)
+    first = Script(path=str(tmp_path / "one.py"))
+    rebuilt = Replace(str(tmp_path / "other.py")).rebuild(first)
+    assert isinstance(rebuilt, Script)
+    assert rebuilt.path == str(tmp_path / "other.py")
 
 
 def test_a_whole_file_that_is_not_there_is_named_as_it_was_asked_for():

@@ -13,8 +13,8 @@ from optexp.errors import NoReference
 from optexp.program import Outputs, Program, ResidentFeed, preserved
 from optexp.user_code.own_program import INSIDE
 from optexp.user_code.script_run import run
-from optexp.user_code.script_step import Body, Inference, ScriptModel
-from optexp.user_code.train_step import Optimizer
+from optexp.user_code.script_step import Body, Inference
+from optexp.user_code.train_step import Model, Optimizer
 from optexp.workloads.script import Script
 
 
@@ -36,7 +36,7 @@ def test_calls_from_methods_of_the_class_are_the_programs() -> None:
     feed = ResidentFeed(torch.device("cpu"))
     program = Program(net, lambda program, batch: {}, feed, forward=lambda x: net(x) + 100)
     optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.1)
-    model: Any = ScriptModel(program, optimizer)
+    model: Any = Model(program, optimizer)
     model._optexp.keeps = True
     x = torch.zeros(1, 2)
     assert torch.equal(model.loss(x), net(x).sum() + 100)
@@ -66,7 +66,7 @@ def test_what_an_inference_loop_collects_is_a_result(tmp_path: Path) -> None:
     program = Program(net, lambda program, batch: {}, ResidentFeed(torch.device("cpu")), forward=lambda x: net(x) + 100)
     none: Any = None
     x = torch.zeros(3, 2)
-    results = Body(reached)(ScriptModel(program, Optimizer(none, ())), [(x,)], None)
+    results = Body(reached)(Model(program, Optimizer(none, ())), [(x,)], None)
     assert set(results) == {"moved", "model"}
     assert torch.equal(results["model"], net(x) + 100)
 

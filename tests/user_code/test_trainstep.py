@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from optexp.equivalence.other_changes import OtherChanges
 from optexp.errors import NoReference, Unsupported
 from optexp.program import Program, ResidentFeed, gradients
+from optexp.user_code.step_state import TrackedStepState
 from optexp.user_code.train_step import TrainStep
 
 
@@ -173,6 +176,33 @@ def test_a_strategy_wraps_what_the_step_calls() -> None:
     assert calls == [(4, 4), (4, 4)]
 
 
+class Lit(nn.Module):
+    """A module with a training step of its own, as Lightning's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layer(x)
+        return result
+
+    def training_step(self, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+
+def test_a_strategy_wraps_what_a_method_of_the_model_calls() -> None:
+    def step(model: Any, batch: Any, optimizer: Any) -> None:
+        model.training_step(batch).backward()
+        optimizer.step()
+
+    calls, net = [], Lit()
+    plain = program(step)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    replace(plain, model=net, forward=lambda x: calls.append(1) or net(x), optimizer=optimizer).run()  # type: ignore[func-returns-value]
+    assert calls == [1]
+
+
 def test_for_all_else_the_model_is_the_model() -> None:
     seen: dict[str, Any] = {}
 
@@ -199,3 +229,18 @@ def test_one_call_is_one_optimizer_step(times: int) -> None:
 def test_a_scaler_cannot_reach_in() -> None:
     with pytest.raises(Unsupported, match="bfloat16"):
         replace(program(accumulate), scaler=torch.amp.GradScaler("cpu")).run()
+
+
+def test_what_follows_a_step_is_no_part_of_a_copy_of_its_model() -> None:
+    def step(model: Any, batch: Any, optimizer: Any) -> None:
+        model(batch[0]).square().mean().backward()
+        optimizer.step()
+        averaged.append(torch.optim.swa_utils.AveragedModel(model))
+
+    averaged = list[nn.Module]()
+    plain = program(step)
+    tracked, uncopied = TrackedStepState(step, plain.model, plain.optimizer), ((sys,), {})  # type: ignore[arg-type,var-annotated]
+    followed = replace(plain, step_state=tracked, made_with=uncopied)
+    with OtherChanges(followed, {name: t.clone() for name, t in plain.state().items()}).followed():
+        followed.run()
+    assert torch.equal(averaged[0].module.weight, plain.model.weight)  # type: ignore[union-attr,arg-type]
