@@ -105,8 +105,13 @@ def judge(options: argparse.Namespace) -> int:
             said = f"{done}/{len(missing)}  {line.seconds:5.1f} s  {line.title}: {line.verdict}"
             console.print(said, markup=False, highlight=False)
 
+    def put_off(line: Line, reason: str) -> None:
+        with store.lock:
+            said = f"later  {line.seconds:5.1f} s  {line.title}, with the card to itself: {reason}"
+            console.print(said, markup=False, highlight=False)
+
     try:
-        crew.judge_all(missing, settings, cards, add)
+        crew.judge_all(missing, settings, cards, add, put_off)
     finally:
         lines = [store.lines[job.key] for job in suite.jobs if job.key in store.lines]
         if lines:

@@ -137,19 +137,25 @@ class Worker:
 
 
 def judge_all(
-    jobs: Sequence[Job], settings: Settings, cards: Sequence[str | None], done: Callable[[Line], None]
+    jobs: Sequence[Job],
+    settings: Settings,
+    cards: Sequence[str | None],
+    done: Callable[[Line], None],
+    put_off: Callable[[Line, str], None] = lambda line, reason: None,
 ) -> None:
     """Judge every job. What several jobs at once on a card may have spoilt is judged again with the card to itself.
 
     Args:
         cards: Of the workers; see `Worker.visible`.
         done: Called with each line as soon as its job ends, in any thread.
+        put_off: Called with a line that others may have spoilt, and the reason.
     """
     alone: SimpleQueue[Job] = SimpleQueue()
 
     def first(job: Job, line: Line) -> None:
-        if spoilt(line):
+        if reason := spoilt(line):
             alone.put(job)
+            put_off(line, reason)
         else:
             done(line)
 
@@ -163,11 +169,12 @@ def judge_all(
     _judge(jobs, settings, [(card, None) for card in cards], lambda job, line: done(line))
 
 
-def spoilt(line: Line) -> bool:
-    """Whether other jobs on the card may be to blame: they take its memory, and a timed one may meet their work."""
-    if any(note.startswith("memory: ") and RAN_OUT in note for note in line.notes):
-        return True
-    return line.verdict is Verdict.INVALID or (line.verdict is Verdict.ERROR and "out of memory" in line.reason)
+def spoilt(line: Line) -> str:
+    """Why other jobs on the card may be to blame: they take its memory, and a timed one may meet their work; or ""."""
+    if short := [note for note in line.notes if note.startswith("memory: ") and RAN_OUT in note]:
+        return short[0]
+    fails = line.verdict is Verdict.INVALID or (line.verdict is Verdict.ERROR and "out of memory" in line.reason)
+    return f"{line.verdict}: {line.reason}" if fails else ""
 
 
 def _judge(

@@ -83,8 +83,10 @@ def test_what_others_may_have_spoilt_is_judged_again_alone(monkeypatch: pytest.M
             done(job, line)  # type: ignore[operator]
 
     monkeypatch.setattr(crew, "_judge", judge)
-    found: list[Line] = []
-    crew.judge_all(jobs("right", "large", "disturbed", "short"), Settings(at_once=3), ["7"], found.append)
+    found, later = list[Line](), list[str]()
+    asked_for = jobs("right", "large", "disturbed", "short")
+    crew.judge_all(asked_for, Settings(at_once=3), ["7"], found.append, lambda line, reason: later.append(reason))
+    assert [reason.partition(":")[0] for reason in later] == ["ERROR", "INVALID", "memory"]
     assert asked == [(["right", "large", "disturbed", "short"], 3), (["large", "disturbed", "short"], 1)]
     assert [(line.problem, line.verdict) for line in found] == [
         ("right", Verdict.ERROR),

@@ -40,11 +40,17 @@ RAN: list[str] = []
 
 
 def judge_all(
-    jobs: Sequence[Job], settings: Settings, cards: Sequence[str | None], done: Callable[[Line], None]
+    jobs: Sequence[Job],
+    settings: Settings,
+    cards: Sequence[str | None],
+    done: Callable[[Line], None],
+    put_off: Callable[[Line, str], None],
 ) -> None:
     for job in jobs:
         RAN.append(job.problem)
         verdict = ENDINGS.get(job.problem, Verdict.FASTER)
+        if verdict is Verdict.INVALID:
+            put_off(Line(job.key, job.suite, job.problem, job.candidate, verdict, ""), "INVALID: [as] another ran")
         speedup = Interval(1.3, 1.2, 1.4, 0.99, 5) if verdict.measured else None
         done(Line(job.key, job.suite, job.problem, job.candidate, verdict, "because [of it]", speedup=speedup))
 
@@ -62,6 +68,15 @@ def test_lines_then_a_table(folder: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert "because [of it]" in shown.err
     assert "FASTER 1, NOT_EQUIVALENT 1" in shown.err
     assert "fast_1 = 0.5, 1 of 2 problems" in shown.err
+
+
+def test_a_job_that_others_may_have_spoilt_is_told_with_the_reason(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ENDINGS["2_second"] = Verdict.INVALID
+    run(folder)
+    assert "later    0.0 s  2_second" in (shown := capfd.readouterr().err)
+    assert "with the card to itself: INVALID: [as] another ran" in shown
 
 
 @pytest.mark.parametrize(
