@@ -1,8 +1,10 @@
 """What is held at once follows from the sizes of a batch and its results."""
 
 import pytest
+import torch
 
-from optexp.support.memory_plan import LEAST, PLANS, Sizes, choose, thriftier
+from optexp.support import memory_plan
+from optexp.support.memory_plan import LEAST, PLANS, Sizes, choose, choose_on, thriftier
 
 GIB = 2**30
 CARD = 79 * GIB
@@ -39,6 +41,23 @@ def test_each_plan_holds_no_more_than_the_one_before(batch: float, result: float
         for p in PLANS
     ]
     assert held == sorted(held, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("batch", "result", "alone", "shared"),
+    [
+        (0.1, 0.1, "4 distinct batches, arms side by side", "4 distinct batches, arms side by side"),
+        (1.0, 2.0, "4 distinct batches, arms side by side", "4 distinct batches, arms in turns"),
+        (6.0, 6.0, "2 distinct batches, arms in turns", "2 distinct batches, arms in turns"),  # else fp64 on the host
+    ],
+)
+def test_on_a_shared_card_each_has_its_share(
+    batch: float, result: float, alone: str, shared: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_plan, "capacity", lambda device, sharing=1: CARD // sharing)
+    sizes = Sizes(int(batch * GIB), int(result * GIB))
+    plans = [PLANS[choose_on(torch.device("cuda"), sizes, sharing)].describe() for sharing in (1, 3)]
+    assert plans == [alone, shared]
 
 
 def test_a_plan_that_was_tried_is_not_chosen_again() -> None:

@@ -15,10 +15,12 @@ BEGIN, GRANTED, END = b"b", b"g", b"e"  # messages of one byte; `optexp.comparis
 class Quiet(Protocol):
     """Asked for before a program is timed.
 
-    others: a process whose descendants share the card, and are paused meanwhile; none where nobody shares it
+    others:  a process whose descendants share the card, and are paused meanwhile; none where nobody shares it
+    sharing: number of comparisons that share the card's memory
     """
 
     others: Collection[int]
+    sharing: int
 
     def begin(self) -> None:
         """Wait until all others are paused; does nothing while they are."""
@@ -31,6 +33,7 @@ class Unshared:
     """The card has one comparison: nothing to pause."""
 
     others: Collection[int] = ()
+    sharing = 1
 
     def begin(self) -> None: ...
 
@@ -41,17 +44,19 @@ class Throughout(Unshared):
     """All others are paused from the job's start to its end: nothing more to pause, and nothing to resume."""
 
     def __init__(self, quiet: Quiet) -> None:
-        self.others = quiet.others
+        self.others, self.sharing = quiet.others, quiet.sharing
 
 
 class Shared:
     """A worker process on a card with several workers: its parent pauses and resumes the others.
 
     address: of the parent's `SharedCard`
+    sharing: workers of the card
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, sharing: int) -> None:
         self.others: Collection[int] = (os.getppid(),)
+        self.sharing = sharing
         self.held = False
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(f"\0{address}")

@@ -216,6 +216,7 @@ class Session:
             autocast=autocast,
             generic=generic,
             plan=self.plan,
+            sharing=self.quiet.sharing,
         )
 
     def learn(self, bare: SetUp, setups: Iterable[SetUp], judge: WorkloadInfo | None = None) -> None:

@@ -37,7 +37,7 @@ from optexp.errors import NoReference
 from optexp.program import Batch, tensors_of
 from optexp.records.verification import Distribution, Finding
 from optexp.strategy import Contract
-from optexp.support.memory_plan import PLANS, Sizes, capacity, choose, give_back
+from optexp.support.memory_plan import PLANS, Sizes, capacity, choose_on, give_back
 from optexp.support.sparse import nbytes
 from optexp.support.tolerances import SMALL
 from optexp.workload import Workload
@@ -82,6 +82,7 @@ class Judge:
     device: of the arms; fp64 moves to the CPU where it does not fit there, and `info` says so
     dtype:  of the arms' parameters and batches
     plan:   index in `memory_plan.PLANS` of the first that has not been tried
+    sharing: comparisons that share the device's memory
     """
 
     def __init__(
@@ -93,9 +94,10 @@ class Judge:
         contract: Contract,
         generic: bool = False,
         plan: int = 0,
+        sharing: int = 1,
     ) -> None:
         self.fp64 = Fp64Reference(workload, device, dtype, seed, generic, PLANS[plan].on_host)
-        self.plan, self.in_turns = plan, PLANS[plan].in_turns
+        self.plan, self.in_turns, self.sharing = plan, PLANS[plan].in_turns, sharing
         self.inputs = InputSet(self.fp64, Arithmetic.of(contract, dtype), BaselineTraits())
 
     # --- inputs -------------------------------------------------------------------------------------------------
@@ -136,8 +138,8 @@ class Judge:
     def info(self) -> SetInfo:
         """The set that was drawn last."""
         golden = self._guarded(self.inputs.golden, 0, {})
-        sizes, room = self._sizes(golden), capacity(self.fp64.drawn_on)
-        self.in_turns = PLANS[choose(sizes, room, self.plan)].in_turns
+        sizes, device = self._sizes(golden), self.fp64.drawn_on
+        self.in_turns = PLANS[choose_on(device, sizes, self.sharing, self.plan)].in_turns
         runs = len(self.batches) * (sizes.result + 2 * sizes.state)  # with the state before and after each step
         self._give_back()
         arithmetic = self.inputs.arithmetic
@@ -152,7 +154,7 @@ class Judge:
             anew=self.fp64.source.anew,
             others_learn=self.fp64.trains and self.fp64.program.optimizer is None,
             smaller=self.fp64.drawn.smaller,
-            keeps=not self.in_turns and runs <= min(KEPT, room / 16),
+            keeps=not self.in_turns and runs <= min(KEPT, capacity(device, self.sharing) / 16),
         )
 
     def _noisy_steps(self, golden: Observation) -> int:

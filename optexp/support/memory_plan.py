@@ -96,14 +96,33 @@ def choose(sizes: Sizes, capacity: int, at_least: int = 0) -> int:
     return len(PLANS) - 1
 
 
+def choose_on(device: torch.device, sizes: Sizes, sharing: int = 1, at_least: int = 0) -> int:
+    """`choose` for a device whose memory several comparisons share.
+
+    What fits in its share by fp64 on the host alone, which takes minutes, has the plan of the whole device: others may
+    need less than theirs, and who runs out of memory tries the next plan.
+
+    sharing: number of these comparisons
+    """
+    shared = choose(sizes, capacity(device, sharing), at_least)
+    return choose(sizes, capacity(device), at_least) if PLANS[shared].on_host else shared
+
+
 def thriftier(tried: int) -> int | None:
     """The index of the next plan after one that ran out of memory; None after the last."""
     following = max(tried + 1, LEAST)
     return following if following < len(PLANS) else None
 
 
-def capacity(device: torch.device) -> int:
-    """Bytes of a card's memory, or of the host memory that this process may use."""
+def capacity(device: torch.device, sharing: int = 1) -> int:
+    """Bytes of a card's memory, or of the host memory that this process may use; of these, one comparison's part.
+
+    sharing: comparisons that use the device
+    """
+    return _whole(device) // sharing
+
+
+def _whole(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

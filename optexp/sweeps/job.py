@@ -103,13 +103,15 @@ class Job:
 class Surroundings:
     """Of the process that sweeps: working folder, modules, and variables that jobs depend on.
 
-    shared: address of the `SharedCard` of a worker's card; None where it shares none
+    shared:  address of the `SharedCard` of a worker's card; None where it shares none
+    sharing: workers of that card
     """
 
     folder: str
     path: tuple[str, ...]
     variables: Mapping[str, str]
     shared: str | None = None
+    sharing: int = 1
 
     @classmethod
     def here(cls) -> Surroundings:
@@ -125,7 +127,7 @@ class Surroundings:
         os.environ.update(self.variables)
         count_by_nvml()
         if self.shared is not None and _quiet is None:
-            _quiet = Shared(self.shared)
+            _quiet = Shared(self.shared, self.sharing)
 
 
 def ends_with_sweep() -> int:

@@ -26,7 +26,7 @@ from optexp.program import Outputs, Program, Snapshot, gradients, keeping
 from optexp.program.counters import meet
 from optexp.strategy import Composed, Notes, Strategy, captures, compose
 from optexp.support import own_code, sparse
-from optexp.support.memory_plan import Sizes, capacity, choose
+from optexp.support.memory_plan import Sizes, choose_on
 from optexp.user_code.aliasing import holdings, matched
 from optexp.workers import inductor_facts
 from optexp.workers.arm_compiler import Compiled
@@ -101,7 +101,7 @@ class Built(Compiled):
         self.originals = process_state.originals()
         self.excused = set(process_state.tampered(program, self.originals))
         batch_bytes = max(map(nbytes, self.drawn_batches(spec.workload.variety)))
-        self.plan = choose(Sizes(batch_bytes, 0, self._state_bytes()), capacity(self.device), spec.plan)
+        self.plan = choose_on(self.device, Sizes(batch_bytes, 0, self._state_bytes()), spec.sharing, spec.plan)
         self.batches = self.drawn_batches(self.distinct)
         self.begin(program.feed)
         placement.spare_threads()
@@ -135,7 +135,8 @@ class Built(Compiled):
         result_bytes = sum(tensor.numel() for tensor in outputs.values()) * spec.torch_dtype.itemsize
         self.largest_result = max((tensor.nbytes for tensor in outputs.values()), default=0)
         del outputs
-        self.plan = choose(Sizes(max(sizes), result_bytes, self._state_bytes()), capacity(self.device), self.plan)
+        full = Sizes(max(sizes), result_bytes, self._state_bytes())
+        self.plan = choose_on(self.device, full, spec.sharing, self.plan)
         told = SetUp(
             setup_s=setup_s + inherited_s,
             notes=notes,

@@ -37,7 +37,14 @@ class Reference(Peer):
         """The same of a specification that is here already."""
         self.settle(spec.torch_device, spec.cores, spec.folders)
         self.judgement = Judge(
-            spec.workload, spec.torch_device, spec.torch_dtype, spec.seed, spec.contract, spec.generic, spec.plan
+            spec.workload,
+            spec.torch_device,
+            spec.torch_dtype,
+            spec.seed,
+            spec.contract,
+            spec.generic,
+            spec.plan,
+            spec.sharing,
         )
         self.draws = spec.seed if spec.draws is None else spec.draws
         self.thrown: Mapping[str, Tensor] = {}

@@ -25,6 +25,7 @@ class Spec:
     dropout:   False: every dropout has rate 0, so that what it does can be compared with fp64
     generic:   parameters that were filled with one value have others (see `equivalence.perturbation`)
     plan:      index in `memory_plan.PLANS` of the first that has not been tried
+    sharing:   comparisons that share the device's memory
     compiler_log: folder of torch.compile's structured log; "" for none, as in every process that is timed
     """
 
@@ -42,6 +43,7 @@ class Spec:
     dropout: bool = True
     generic: bool = False
     plan: int = 0
+    sharing: int = 1
     compiler_log: str = ""
 
     def pack(self) -> bytes:

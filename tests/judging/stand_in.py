@@ -35,7 +35,7 @@ def work(problem: str, shared: str | None) -> None:
     if "time" not in problem:
         return
     assert shared is not None
-    quiet = Shared(shared)
+    quiet = Shared(shared, 2)
     worked(0.1)
     quiet.begin()
     if problem == "crashes when timed":

@@ -11,8 +11,10 @@ from threading import Thread
 
 import pytest
 
-from optexp.comparison import shared_card, visible_cards
-from optexp.comparison.quiet import Shared
+from optexp import api
+from optexp.comparison import runner, shared_card, visible_cards
+from optexp.comparison.quiet import Shared, Unshared
+from optexp.equivalence import judge
 from optexp.errors import RAN_OUT
 from optexp.judging import crew, problem_files
 from optexp.judging.job import Job, Settings
@@ -20,6 +22,7 @@ from optexp.judging.line import Line, failed
 from optexp.judging.problem_files import Target
 from optexp.records.verdict import Verdict
 from optexp.support import file_lock
+from optexp.workers import arm_setup
 from tests.judging.suites import RIGHT, SUM, files
 
 
@@ -96,6 +99,25 @@ def test_what_others_may_have_spoilt_is_judged_again_alone(monkeypatch: pytest.M
     ]
 
 
+def test_arms_and_reference_plan_with_their_share_of_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def planned(device: object, sizes: object, sharing: int, at_least: int) -> int:
+        seen.append(sharing)
+        return 0
+
+    for module in (arm_setup, judge):
+        monkeypatch.setattr(module, "choose_on", planned)
+    asked = ["workload=softmax", "workload.rows=8", "workload.columns=16", "device=cpu", "isolation=none"]
+    asked += ["verify=only", "measurement=quick", "tracking.enabled=false", "profile.details=false"]
+    quiet = Unshared()
+    quiet.sharing = 3
+    result = runner.run(api.compose(asked, {"fusion": {}}, {}), tmp_path, show=lambda *_: None, quiet=quiet)
+    assert result.verdict is Verdict.VERIFIED, result.headline
+    assert len(seen) > 4
+    assert set(seen) == {3}
+
+
 def test_two_suites_do_not_share_a_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(file_lock, "FOLDER", tmp_path)
     monkeypatch.setattr(shared_card, "POLL_S", 0.01)
@@ -118,15 +140,15 @@ def test_two_suites_do_not_share_a_card(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_a_process_that_is_no_worker_is_not_heard() -> None:
     card = shared_card.SharedCard()
     with pytest.raises(SystemExit, match="has ended"):
-        Shared(card.address).begin()
+        Shared(card.address, 2).begin()
     card.pids.add(os.getpid())
-    worker = Shared(card.address)
+    worker = Shared(card.address, 2)
     worker.begin()
     worker.begin()  # it has it
     worker.end()
     card.close()
     with pytest.raises(ConnectionRefusedError):
-        Shared(card.address)
+        Shared(card.address, 2)
 
 
 def test_the_clock_of_a_job_stands_still_while_it_waits_or_is_paused() -> None:

@@ -58,7 +58,8 @@ class Joblib(Engine):
             raise ConfigError(f"{text}: leave out device={min(named)}")
         for card in cards if on_gpu else ():
             held.enter_context(claimed(str(card)))
-        places = [_Place(card, held.enter_context(closing(SharedCard()))) for card in cards]
+        sharing = -(-count // len(cards))
+        places = [_Place(card, held.enter_context(closing(SharedCard())), sharing) for card in cards]
         return [places[index % len(places)] for index in range(count)]
 
     def _run_all(self, jobs: Sequence[Job], places: Sequence[_Place]) -> None:
@@ -100,16 +101,18 @@ class _Place:
 
     visible: its value of CUDA_VISIBLE_DEVICES; None: it sees all cards
     card:    that it shares with other workers; None: it shares none
+    sharing: workers of the card
     """
 
     visible: str | None = None
     card: SharedCard | None = None
+    sharing: int = 1
 
     def surroundings(self, here: Surroundings) -> Surroundings:
         """Of jobs in this place."""
         visible = {} if self.visible is None else {"CUDA_VISIBLE_DEVICES": self.visible}
         shared = self.card.address if self.card else None
-        return replace(here, variables={**here.variables, **visible}, shared=shared)
+        return replace(here, variables={**here.variables, **visible}, shared=shared, sharing=self.sharing)
 
 
 class _Worker:
