@@ -22,6 +22,10 @@ from optexp.workers.peer import Peer
 from optexp.workers.reference import Reference
 
 A = TypeVar("A")
+DRAWS = (
+    "with every dropout at p = 0 the {} draws random numbers that its results depend on, and the baseline draws none: a"
+    " dropout written by hand cannot be held against fp64; use torch's (nn.Dropout, F.dropout)"
+)
 
 
 @dataclass
@@ -32,6 +36,7 @@ class Referee:
     changed:   global settings that the stack changed in its process, as "before → after"
     reference: the reference arm; None before `verify`
     yardstick: the yardstick after timing; None where the measured baseline serves as one
+    drawing:   arms that draw random numbers although every dropout has rate 0
     """
 
     case: Case
@@ -42,6 +47,7 @@ class Referee:
         self.changed: Mapping[str, str] = {}
         self.reference: Client[Reference] | None = None
         self.yardstick: Client[Arm] | None = None
+        self.drawing = set[str]()
 
     def verify(self, arms: Mapping[str, Client[Arm]], judge: Client[Reference], bare: Client[Arm]) -> Verification:
         """Run all checks before timing, on arms that have been set up; `bare` is the bare program's."""
@@ -78,6 +84,8 @@ class Referee:
         if case.steps.random:
             reference.call(Reference.silence)
         found = self._against_fp64(reference, yardstick, candidate)
+        if found.failures and self.drawing == {case.name} and candidate.call(Arm.throw, unit=case.unit).differ:
+            raise NoReference(DRAWS.format(case.name))
         if found.ok:
             if session.in_turns:
                 reference.call(Reference.rest)
@@ -135,8 +143,9 @@ class Referee:
         with session.working("arms", "starting arms without dropout"):
             specs = {name: replace(spec, dropout=False) for name, spec in self.case.specs().items()}
             starting = session.pool.start({f"{name} without dropout": spec for name, spec in specs.items()})
-            for each in starting.values():
-                each.setup.wait()
+            self.drawing = {
+                name for name, each in zip(specs, starting.values(), strict=True) if each.setup.wait().random
+            }
         return {name: each.arm for name, each in zip(specs, starting.values(), strict=True)}
 
     def _note_settings(self, found: Verification, candidate: Client[Arm], bare: Client[Arm]) -> None:

@@ -420,3 +420,41 @@ def test_it_may_replace_parts_of_the_model(tmp_path: Path, line: str) -> None:
     text = f"def get_model():\n    model = nn.Linear(4, 4)\n    {line}\n    return model\n" + INPUT
     path = written(tmp_path, text).removeprefix("workload.path=")
     assert Module(path=path).resolve("cpu").names.model == "get_model"
+
+
+DROPS = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.drop, self.out = nn.Linear(16, 16), nn.Dropout(0.2), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.out(self.dropped(torch.relu(self.hidden(x))))
+
+    def dropped(self, x):
+        return self.drop(x)
+
+def get_inputs():
+    return [torch.randn(8, 16)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("second", "verdict"),
+    [
+        ("return x * (torch.rand_like(x) >= 0.2) / 0.8", Verdict.UNVERIFIED),
+        ("return x * (torch.rand_like(x) >= 0.2).any() * 0.5", Verdict.NOT_EQUIVALENT),
+    ],
+    ids=["by hand", "draws and is wrong"],
+)
+def test_a_dropout_by_hand_is_not_called_wrong(second: str, verdict: Verdict, tmp_path: Path) -> None:
+    paths = [tmp_path / "first.py", tmp_path / "second.py"]
+    for path, how in zip(paths, ("return self.drop(x)", second), strict=True):
+        path.write_text(DROPS.replace("return self.drop(x)", how))
+    files = [f"workload.path={paths[0]}", "strategy=replace", f"strategy.replace.target={paths[1]}"]
+    result = run(tmp_path, *files, "workload.mode=forward_backward", "verify=only")
+    assert result.verdict is verdict, result.headline
+    assert ("by hand" in result.headline) == (verdict is Verdict.UNVERIFIED)
