@@ -55,10 +55,10 @@ def compare(*args: Any, overrides: tuple[str, ...] = (), **kwargs: Any) -> Resul
 @pytest.mark.parametrize(
     ("model", "inputs"),
     [
-        (Net(), torch.randn(8, 4)),
+        pytest.param(Net(), torch.randn(8, 4), marks=pytest.mark.slow),
         (Net, (torch.randn(8, 4), torch.ones(3))),
         (lambda: Net(5), {"x": torch.randn(8, 4), "scale": 2.0}),
-        (Net, lambda: torch.randn(8, 4)),
+        pytest.param(Net, lambda: torch.randn(8, 4), marks=pytest.mark.slow),
         (nn.functional.gelu, torch.randn(8, 4)),
     ],
     ids=["instance", "class", "factory", "inputs by function", "function"],

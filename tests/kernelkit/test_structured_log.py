@@ -36,6 +36,7 @@ def compiled(folder: Path, backend: str, cache: Path) -> CompilerLog:
     return read(folder)
 
 
+@pytest.mark.slow
 def test_graphs_of_a_back_end_without_code(tmp_path: Path) -> None:
     log = compiled(tmp_path / "log", "aot_eager", tmp_path)
     stages = {section.direction: list(section.texts) for section in log.sections}
