@@ -110,6 +110,7 @@ def test_the_precision_is_the_models_own() -> None:
     assert compare(Net().bfloat16(), torch.randn(8, 4)).config["dtype"] == "bfloat16"
 
 
+@pytest.mark.slow
 def test_shapes_are_arguments_of_the_function() -> None:
     result = compare(Net, lambda rows: torch.randn(rows, 4), shapes=[{"rows": 2}, {"rows": 6}])
     assert measured(result), result.headline

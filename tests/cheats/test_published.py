@@ -131,7 +131,7 @@ def test_models_made_of_others_for_inference_are_no_cheats(
     assert measured(result), result.headline
 
 
-@pytest.mark.parametrize("stack", ["inference_mode", "amp"])
+@pytest.mark.parametrize("stack", ["inference_mode", pytest.param("amp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model", ["Averaged", pytest.param("Exchanged", marks=pytest.mark.slow)])
 def test_weights_that_steps_change_are_no_cheats(
     model: str, stack: str, tmp_path: Path, count: list[tuple[str, Result]]

@@ -94,6 +94,7 @@ def test_its_file_says_what_it_asks_and_how_to_try_it(name: str) -> None:
 # --- which jobs --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_plus_makes_no_difference(plan: Callable[..., Jobs]) -> None:
     assert plan("+experiments=gelu_five_ways") == plan("experiments=gelu_five_ways")
 
