@@ -183,7 +183,7 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "KeepsHalfPrecisionState": (LEARN, WRONG, "exp_avg_sq"),
     "CastsItsWeightsOnce": ([*MLP, "workload.mode=forward_backward"], WRONG, "with other values of the parameters"),
     "HandsOutAParameter": (own("Tells"), WRONG, "shares memory with a parameter"),
-    "RefusesWhatItCannot": ([*NORM, *FAMILIES], WRONG, "the candidate raises NoReference"),
+    "RefusesWhatItCannot": ([*NORM, *FAMILIES], WRONG, "the candidate raises tests.cheats.catalogue.NoReference"),
 }
 
 HELP = {
