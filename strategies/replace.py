@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from optexp.errors import ConfigError, NotCovered
 from optexp.program import Alias, NotCalled, Program, is_training, placed, preserved, set_training, to_device
@@ -31,7 +30,7 @@ from optexp.strategy import (
     UserFile,
     precision,
 )
-from optexp.support.wrapped import parts
+from optexp.support.wrapped import is_wrapped, parts
 from optexp.user_code.adapters import Function, Maker, maker
 from optexp.user_code.aliasing import holdings, listed, partners, with_names
 from optexp.user_code.importing import require_file
@@ -324,8 +323,8 @@ def fits(name: str, ours: Tensor, other: str, theirs: Tensor, turned: bool, lear
 
 def fill(tensor: Tensor, value: Tensor) -> None:
     """Values into a dense tensor; a sparse one gets the indices, too, and one around others what those hold."""
-    if is_traceable_wrapper_subclass(tensor) and type(value) is type(tensor):
-        for name in tensor.__tensor_flatten__()[0]:
+    if is_wrapped(tensor) and type(value) is type(tensor):
+        for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
             fill(getattr(tensor, name), getattr(value, name))
     elif tensor.layout is torch.strided:
         tensor.data.copy_(value if value.layout is torch.strided else value.to_dense())

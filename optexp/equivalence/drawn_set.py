@@ -28,7 +28,7 @@ class DrawnSet:
     smaller: bool = False
 
     def larger_than(self, nbytes: int) -> bool:
-        """Whether any tensor of a batch has more than `nbytes` bytes."""
+        """Whether a batch has a tensor of more than `nbytes` bytes."""
         return any(sparse.nbytes(tensor) > nbytes for batch in self.batches for tensor in tensors_of(batch).values())
 
 

@@ -85,7 +85,7 @@ class InFloat64(TorchFunctionMode):
 
 
 def is_wide(tensor: Tensor) -> bool:
-    """Whether a tensor is stored in float64; inside `InFloat64` its `dtype` reads as the arms'."""
+    """Whether a tensor's storage is float64. Inside `InFloat64`, `dtype` returns the arms' dtype."""
     with torch._C.DisableTorchFunction():
         return tensor.dtype is torch.float64
 

@@ -64,7 +64,7 @@ _RECURRENT = ("quantized_lstm", "quantized_gru")
 
 
 def quantizes(func: Callable[..., Any]) -> bool:
-    """Whether a function is an operator of torch for quantized models."""
+    """Whether a function is one of torch's operators for quantized models."""
     if not isinstance(func, OpOverloadPacket):
         return func in _QUANTIZE or func in _DEQUANTIZE
     namespace, _, name = func._qualified_op_name.partition("::")

@@ -136,7 +136,7 @@ def move(model: nn.Module, seed: int, far: Callable[[str], float]) -> None:
 
 
 def _values(model: nn.Module) -> Iterator[Tensor]:
-    """Of every parameter, in its memory; of a sparse one, those that it has; of one around others, theirs."""
+    """Dense parts of every parameter, in its memory: values and indices of a sparse one, inner tensors of a wrapper."""
     for parameter in model.parameters():
         yield from parts(parameter).values()
 

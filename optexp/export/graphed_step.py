@@ -105,7 +105,7 @@ class Graphed:
     def aside(self, *arguments: Any) -> Any:
         here, side = torch.cuda.current_stream(), torch.cuda.Stream()
         side.wait_stream(here)
-        with torch.cuda.stream(side):  # what is made lazily here must not belong to the default stream
+        with torch.cuda.stream(side):  # lazily created objects must not belong to the default stream
             result = self.call(*arguments)
         here.wait_stream(side)
         return result
