@@ -177,6 +177,14 @@ def test_a_baseline_that_starts_as_slowly_shows_that_it_is_the_machine() -> None
     assert (watch.ok, watch.refuses, watch.undecides) == (False, True, False)
 
 
+def test_a_slow_start_beside_other_programs_on_the_gpu_decides_nothing() -> None:
+    samples = crowded(0.05)
+    samples[0].foreign = ("process 7 (python, 900 MiB)",)
+    watch = slow_start(samples)
+    assert (watch.ok, watch.refuses, watch.undecides) == (False, False, True)
+    assert "may be due to other programs on its GPU" in watch.text
+
+
 # --- from samples to the verdict ---------------------------------------------------------------------------------
 
 Of = Callable[..., Experiment]

@@ -51,15 +51,22 @@ def slow_start(samples: Sequence[Sample]) -> Watch:
         if all(sample.alone.get(arm) for sample in samples)
     }
     slow = [arm for arm, slowdown in slowdowns.items() if slowdown >= SLOW_START]
-    excused = "baseline" in slow or not cores(samples).ok
+    shared = _shared(samples)
+    excused = shared or "baseline" in slow
     severity = UNDECIDES if excused else REFUSES
     if not slowdowns:
         return Watch("slow start", True, "no warm-up to compare with", severity, MACHINE)
     slowest, slowdown = max(slowdowns.items(), key=lambda item: item[1])
     text = f"steps of the {slowest} took {slowdown:.3g} times as long while warming up as in a block"
     if slow and excused:
-        text += ", as may be due to other programs on its cores: its blocks may be too short to decide anything"
+        text += f", as may be due to other programs on its {shared or 'cores'}"
+        text += ": its blocks may be too short to decide anything"
     return Watch("slow start", not slow, text, severity, MACHINE)
+
+
+def _shared(samples: Sequence[Sample]) -> str:
+    """The part of the machine that other programs used while arms were timed; empty if none."""
+    return "GPU" if any(sample.foreign for sample in samples) else "" if cores(samples).ok else "cores"
 
 
 def _slowdown(sample: Sample, arm: str) -> float:

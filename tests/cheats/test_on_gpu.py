@@ -127,12 +127,16 @@ def test_cheats_are_caught(cheat: str, preset: list[str], tmp_path: Path, count:
 def test_cheats_of_any_device_are_caught(
     cheat: str, preset: list[str], tmp_path: Path, count: list[tuple[str, Result]]
 ) -> None:
-    """As on a CPU; which check comes first may differ, and what takes longer than it saves gains nothing."""
+    """As on a CPU; which check comes first may differ, and what takes longer than it saves gains nothing.
+
+    Where tests share the card, nobody knows whether steps were slow on purpose while blocks were planned.
+    """
     overrides, _, _ = ANYWHERE[cheat]
     result = compare(tmp_path, [*preset, *ON_DEVICE, *overrides], f"{CATALOGUE}.{cheat.partition(' ')[0]}")
     count.append(("cheat", result))
     slower = result.speedup is not None and result.speedup.high < 1  # where blocks scatter, too
-    if not slower:
+    disturbed = result.verdict is Verdict.INCONCLUSIVE and "due to other programs on its GPU" in result.headline
+    if not slower and not disturbed:
         assert result.verdict in (WRONG, UNTRUSTED, Verdict.NOT_ENGAGED), result.headline
         assert result.speedup is None
 
