@@ -26,7 +26,7 @@ from dataclasses import dataclass
 RAN_OUT = "ran out with"  # of memory: in the note about a plan that needed too much
 FORGED = "Forged"  # Failure.type: a message without the ticket of its question; ends INVALID
 SPENT = "BudgetSpent"  # Failure.type: a worker whose time is over; ends INCONCLUSIVE
-UNTIMED = "Untimed"  # Failure.type: an arm that reports no time; ends INVALID
+UNTIMED = "Untimed"  # Failure.type: an arm that reports no time, or was stopped; ends INVALID
 
 
 class ConfigError(Exception):

@@ -23,11 +23,13 @@ from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, Typ
 
 import msgspec
 
-from optexp.errors import FORGED, SPENT, Failure, Unsupported
+from optexp.errors import FORGED, SPENT, UNTIMED, Failure, Unsupported
+from optexp.support.pausing import is_paused
 from optexp.workers import wire
 from optexp.workers.serving import TICKET, Kind, Raised, answer, kill_group
 
 LOOK_S = 1.0  # between looks for an answer
+STOPPED_LOOKS = 5  # in a row that find a worker stopped: who pauses a job pauses this process, too
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -139,12 +141,20 @@ class Worker(Client[A_co]):
 
     def _answered(self) -> bool:
         """Whether an answer comes in time. Others may pause this process and the worker: of the time between two looks
-        no more counts than was asked for."""
-        left_s = self.timeout_s
+        no more counts than was asked for.
+
+        Raises:
+            Failure: another process stopped the worker alone.
+        """
+        left_s, stopped = self.timeout_s, 0
         while not self.connection.poll(max(min(LOOK_S, left_s, self.until_s - time.monotonic()), 0.0)):
             left_s -= LOOK_S
             if left_s <= 0 or time.monotonic() >= self.until_s:
                 return False
+            stopped = stopped + 1 if is_paused(self.pid) else 0
+            if stopped == STOPPED_LOOKS:
+                self.close()
+                raise Failure(UNTIMED, "another process stopped it (SIGSTOP): ended", worker=self.name)
         return True
 
     def _refuse_late(self) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from optexp.equivalence import process_state
-from optexp.errors import FORGED, SPENT, Failure, Unsupported
+from optexp.errors import FORGED, SPENT, UNTIMED, Failure, Unsupported
 from optexp.support.descent import descendants
 from optexp.workers import arm_setup, inductor_facts
 from optexp.workers.arm import Arm
@@ -216,6 +216,20 @@ def test_the_time_of_a_pause_is_nobodys(launcher: Launcher, tmp_path: Path, monk
     real, paused = worker.connection.poll, [True]
     monkeypatch.setattr(worker.connection, "poll", lambda seconds: not (paused and paused.pop()) and real(seconds))
     assert worker.call(Misbehaving.greet, name="b").startswith("hello b")
+
+
+def test_a_worker_that_others_stopped_is_not_awaited_for_long(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("optexp.workers.client.LOOK_S", 0.05)
+    stopped = launcher.fork(Misbehaving, "stopped", tmp_path / "worker.log", timeout_s=60)
+    os.kill(stopped.pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    with pytest.raises(Failure) as failure:
+        stopped.call(Misbehaving.greet, "nobody")
+    assert (failure.value.type, "another process stopped it" in failure.value.message) == (UNTIMED, True)
+    assert time.monotonic() - begin < 5
+    stopped.close()
 
 
 def test_no_answer_is_awaited_when_the_budget_is_spent(launcher: Launcher, tmp_path: Path) -> None:
