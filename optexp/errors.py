@@ -23,7 +23,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-RAN_OUT = "ran out with"  # of memory: in the note about a plan that needed too much
+from optexp.support.shortage import is_shortage
+
 FORGED = "Forged"  # Failure.type: a message without the ticket of its question; ends INVALID
 SPENT = "BudgetSpent"  # Failure.type: a worker whose time is over; ends INCONCLUSIVE
 UNTIMED = "Untimed"  # Failure.type: an arm that reports no time, or was stopped; ends INVALID
@@ -104,11 +105,11 @@ def refusing(what: str, advice: str) -> Iterator[None]:
     Raises:
         Unsupported: "`what` (first line of the error): `advice`". Errors that the plain program shares pass unchanged.
     """
-    from torch import OutOfMemoryError  # torch takes long to import, and the command line can do without
-
     try:
         yield
-    except (OutOfMemoryError, Unsupported):
+    except Unsupported:
         raise
     except Exception as error:
+        if is_shortage(error):
+            raise
         raise Unsupported(f"{what} ({first_line(error)}): {advice}") from error

@@ -15,12 +15,14 @@ BEGIN, GRANTED, END = b"b", b"g", b"e"  # messages of one byte; `optexp.comparis
 class Quiet(Protocol):
     """Asked for before a program is timed.
 
-    others:  a process whose descendants share the card, and are paused meanwhile; none where nobody shares it
-    sharing: number of comparisons that share the card's memory
+    others:      a process whose descendants share the card, and are paused meanwhile; none where nobody shares it
+    sharing:     number of comparisons that share the card's memory
+    again_alone: whether a comparison that runs out of memory is made again, with the card to itself
     """
 
     others: Collection[int]
     sharing: int
+    again_alone: bool
 
     def begin(self) -> None:
         """Wait until all others are paused; does nothing while they are."""
@@ -34,6 +36,7 @@ class Unshared:
 
     others: Collection[int] = ()
     sharing = 1
+    again_alone = False
 
     def begin(self) -> None: ...
 
@@ -44,7 +47,7 @@ class Throughout(Unshared):
     """All others are paused from the job's start to its end: nothing more to pause, and nothing to resume."""
 
     def __init__(self, quiet: Quiet) -> None:
-        self.others, self.sharing = quiet.others, quiet.sharing
+        self.others, self.sharing, self.again_alone = quiet.others, quiet.sharing, quiet.again_alone
 
 
 class Shared:
@@ -54,9 +57,9 @@ class Shared:
     sharing: workers of the card
     """
 
-    def __init__(self, address: str, sharing: int) -> None:
+    def __init__(self, address: str, sharing: int, again_alone: bool = False) -> None:
         self.others: Collection[int] = (os.getppid(),)
-        self.sharing = sharing
+        self.sharing, self.again_alone = sharing, again_alone
         self.held = False
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(f"\0{address}")

@@ -22,7 +22,7 @@ from optexp.comparison.machine import Machine
 from optexp.comparison.quiet import Quiet, Unshared
 from optexp.config import Experiment, search_path
 from optexp.config.experiment import comparing
-from optexp.errors import RAN_OUT, SPENT, ConfigError, Distrusted, Failure, NoReference
+from optexp.errors import SPENT, ConfigError, Distrusted, Failure, NoReference
 from optexp.measurement.environment import describe as describe_environment
 from optexp.measurement.gpu import UNREAD, Read
 from optexp.measurement.neighbours import looking_out, neighbours
@@ -290,13 +290,14 @@ class Session:
             self.progress.update(text, remaining_s=total_s(steps, self.settings, measured))
 
     def retry_with_less_memory(self, failure: Failure) -> bool:
-        """Choose the next plan, which needs less memory, after memory ran out; False where there is none."""
+        """Choose the next plan, which needs less memory, after memory ran out; False where there is none, or where the
+        comparison is made again with the card to itself."""
         following = thriftier(self.plan)
-        if failure.type != "OutOfMemoryError" or following is None:
+        if failure.type != "OutOfMemoryError" or following is None or self.quiet.again_alone:
             return False
         tried, self.plan = PLANS[self.plan], following
         self.tried = [*self.tried, tried.describe()]
-        self.result.notes.append(f"memory: {failure.worker or 'an arm'} {RAN_OUT} {tried.describe()}")
+        self.result.notes.append(f"memory: {failure.worker or 'an arm'} ran out with {tried.describe()}")
         self.pool.end_workers()
         return True
 

@@ -49,6 +49,7 @@ class Fp64Reference:
         seed: int,
         generic: bool = False,
         on_host: bool = False,
+        may_move: bool = True,
     ) -> None:
         self.workload, self.dtype, self.seed, self.drawn_on, self.silent = workload, dtype, seed, device, False
         start = workload.build(device, dtype, seed)
@@ -62,6 +63,8 @@ class Fp64Reference:
         try:
             self.settle(torch.device("cpu") if on_host else device)
         except torch.OutOfMemoryError:
+            if not may_move:
+                raise
             self.settle(torch.device("cpu"))
 
     def settle(self, device: torch.device) -> None:

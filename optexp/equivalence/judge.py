@@ -96,7 +96,8 @@ class Judge:
         plan: int = 0,
         sharing: int = 1,
     ) -> None:
-        self.fp64 = Fp64Reference(workload, device, dtype, seed, generic, PLANS[plan].on_host)
+        alone = sharing == 1
+        self.fp64 = Fp64Reference(workload, device, dtype, seed, generic, PLANS[plan].on_host, may_move=alone)
         self.plan, self.in_turns, self.sharing = plan, PLANS[plan].in_turns, sharing
         self.inputs = InputSet(self.fp64, Arithmetic.of(contract, dtype), BaselineTraits())
 
@@ -244,7 +245,8 @@ class Judge:
     def _guarded(self, work: Callable[..., T], *args: Any) -> T:
         """Run `work`; once more with fp64 on the CPU, where it does not fit beside the arms.
 
-        Raises NoReference where memory does not suffice there either.
+        Raises NoReference where memory does not suffice there either, and OutOfMemoryError where other comparisons
+        have the device's memory: on the CPU this one would take minutes.
         """
         try:
             answer = work(*args)
@@ -253,6 +255,8 @@ class Judge:
         except torch.OutOfMemoryError as problem:
             if self.fp64.device.type == "cpu":
                 raise NoReference(f"fp64 does not fit: use a smaller batch or model ({problem})") from problem
+            if self.sharing > 1:
+                raise
         self.fp64.settle(torch.device("cpu"))  # after the handler, whose traceback keeps tensors alive
         self.inputs.yardsticks.to(self.fp64.device)
         answer = work(*args)
@@ -260,8 +264,8 @@ class Judge:
         return answer
 
     def _give_back(self) -> None:
-        """Give cached memory to the arm whose turn comes next."""
-        if self.in_turns:
+        """Give cached memory to the arm whose turn comes next, and to other comparisons."""
+        if self.in_turns or self.sharing > 1:
             give_back(self.fp64.drawn_on)
 
     def _sizes(self, golden: Observation) -> Sizes:

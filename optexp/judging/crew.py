@@ -24,7 +24,6 @@ from typing import IO
 import msgspec
 
 from optexp.comparison.shared_card import SharedCard, claimed
-from optexp.errors import RAN_OUT
 from optexp.judging.job import READY, Job, Request, Settings
 from optexp.judging.line import Line, decoded, failed
 from optexp.records.verdict import Verdict
@@ -171,8 +170,6 @@ def judge_all(
 
 def spoilt(line: Line) -> str:
     """Why other jobs on the card may be to blame: they take its memory, and a timed one may meet their work; or ""."""
-    if short := [note for note in line.notes if note.startswith("memory: ") and RAN_OUT in note]:
-        return short[0]
     fails = line.verdict is Verdict.INVALID or (line.verdict is Verdict.ERROR and "out of memory" in line.reason)
     return f"{line.verdict}: {line.reason}" if fails else ""
 

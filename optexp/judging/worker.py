@@ -44,7 +44,7 @@ def main() -> None:
     os.dup2(2, 1)
     launching.launcher()  # imports torch meanwhile
     settings = msgspec.json.decode(sys.stdin.readline(), type=Settings)
-    quiet = Shared(settings.shared, settings.at_once) if settings.shared else None
+    quiet = Shared(settings.shared, settings.at_once, again_alone=True) if settings.shared else None
     answers.write(READY + b"\n")
     for text in sys.stdin:
         request = msgspec.json.decode(text, type=Request)

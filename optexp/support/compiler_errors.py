@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from traceback import walk_tb
 
-import torch
+from optexp.support.shortage import is_shortage
 
 MODULES = ("torch._dynamo.exc", "torch._inductor.exc")
 COMPILING = str(Path("torch", "_dynamo", "convert_frame.py"))  # below it, no frame of the program runs
@@ -18,7 +18,7 @@ def of_compiler(error: Exception) -> str | None:
     That memory ran out, or that a file of the machine is broken, says nothing about the compiler.
     """
     inner = getattr(error, "inner_exception", error)
-    if isinstance(inner, (MemoryError, torch.OutOfMemoryError, OSError, ImportError)):
+    if is_shortage(inner) or isinstance(inner, (MemoryError, OSError, ImportError)):
         return None
     frames = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
     folders = getattr(sys.modules.get("torch._inductor.runtime.cache_dir_utils"), "cache_dir", None)

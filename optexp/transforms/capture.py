@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from optexp.errors import Uncapturable, Unsupported
 from optexp.kernelkit.recording import rehearsal
 from optexp.program import Batch, Outputs, Program, clear_gradients, map_batch, preserved, tensors_of
+from optexp.support.shortage import is_shortage
 
 WAITS = "a graph cannot hold what waits for the GPU (.item(), .cpu(), a branch on a tensor)"
 HELD = "the autograd graph of an earlier step may still be held, as by a loss that is kept: keep loss.detach()"
@@ -221,7 +222,7 @@ def recording(what: str, program: Program) -> Iterator[Any]:
         yield pool
     except RuntimeError as error:
         cause = first(error)
-        if isinstance(cause, torch.OutOfMemoryError):
+        if is_shortage(cause):
             raise cause from None
         why = HELD if "legacy stream" in str(cause) else WAITS
         raise Uncapturable(f"{what} cannot be captured: {culprit(cause)}; {why}") from error

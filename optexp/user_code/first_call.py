@@ -14,6 +14,7 @@ from torch import nn
 
 from optexp.errors import ConfigError, first_line
 from optexp.program import Batch, tensors_of
+from optexp.support.shortage import is_shortage
 from optexp.user_code.adapters import dtype_name
 
 TORCH = f"{Path(torch.__file__).parent}/"
@@ -36,11 +37,11 @@ def naming_inputs(model: nn.Module, batch: Batch, key: str, converted: Sequence[
     """
     try:
         yield
-    except (torch.OutOfMemoryError, NotImplementedError):
+    except NotImplementedError:
         raise
     except IN_TORCH as error:
         frames = _below(error.__traceback__, model)
-        if not frames or not _refused(error, frames[-1]):
+        if is_shortage(error) or not frames or not _refused(error, frames[-1]):
             raise
         note = f"; {', '.join(converted)}: set dtype= to what the model needs" if converted else ""
         raise ConfigError(

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from optexp.equivalence.step_digest import Digest, digest
 from optexp.errors import ConfigError, NoReference, Unsupported, UserFailure, first_line
 from optexp.python_state.slots import tensors_in
+from optexp.support.shortage import is_shortage
 from optexp.support.wrapped import parts
 from optexp.user_code.adapters import Function, kind, maker
 from optexp.user_code.objects import made
@@ -76,9 +76,11 @@ def failing(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (ConfigError, Unsupported, NoReference, UserFailure, torch.OutOfMemoryError):
+    except (ConfigError, Unsupported, NoReference, UserFailure):
         raise
     except Exception as error:
+        if is_shortage(error):
+            raise
         raise UserFailure(f"{what} ({type(error).__name__}: {first_line(error)})") from error
 
 

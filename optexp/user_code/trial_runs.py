@@ -24,6 +24,7 @@ from optexp.program import (
     to_device,
 )
 from optexp.support.random_state import put_back
+from optexp.support.shortage import is_shortage
 from optexp.user_code.adapters import shapes
 from optexp.user_code.drawn_alike import draws
 from optexp.user_code.own_program import OwnProgram
@@ -114,9 +115,11 @@ def try_loss(own: UserWorkload, program: Program, dtype: torch.dtype) -> None:
             output = program.predict(batch)
         try:
             program.loss(output, batch)
-        except (ConfigError, torch.OutOfMemoryError):
+        except ConfigError:
             raise
         except Exception as error:
+            if is_shortage(error):
+                raise
             labels = list(tensors_of(batch).values())[len(tensors_of(batch)) - program.targets :]
             raise ConfigError(
                 f"the loss does not take an output of shape {shapes(flatten(output).values())} with labels of shape"

@@ -53,6 +53,7 @@ class Holder(Peer):
         self.batches: list[Batch] = []  # that are timed; none while an arm rests, and others need the memory
         self.fresh: list[Batch] = []  # delivered by the reference
         self.plan, self.family = 0, input_families.NORMAL
+        self.sharing = 1  # comparisons that share the device's memory
         self.brought: Batch | None = None
         self.offered: Offered | None = None
         self.laid_out: list[Batch] = []  # the batches that are offered
@@ -79,8 +80,9 @@ class Holder(Peer):
         return self.family == input_families.ONE_BY_ONE and self.in_turns and self.plan < LEAST
 
     def send(self, tensors: Tensors) -> Transfer:
-        """Announce tensors to the reference, which needs the memory that a step's intermediate results took."""
-        if self.in_turns:
+        """Announce tensors to the reference, which needs the memory that a step's intermediate results took, as other
+        comparisons do."""
+        if self.in_turns or self.sharing > 1:
             give_back(self.device)
         return super().send(tensors)
 

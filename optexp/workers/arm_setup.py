@@ -26,7 +26,7 @@ from optexp.program import Outputs, Program, Snapshot, gradients, keeping
 from optexp.program.counters import meet
 from optexp.strategy import Composed, Notes, Strategy, captures, compose
 from optexp.support import own_code, sparse
-from optexp.support.memory_plan import Sizes, choose_on
+from optexp.support.memory_plan import Sizes, choose_on, give_back
 from optexp.user_code.aliasing import holdings, matched
 from optexp.workers import inductor_facts
 from optexp.workers.arm_compiler import Compiled
@@ -101,7 +101,8 @@ class Built(Compiled):
         self.originals = process_state.originals()
         self.excused = set(process_state.tampered(program, self.originals))
         batch_bytes = max(map(nbytes, self.drawn_batches(spec.workload.variety)))
-        self.plan = choose_on(self.device, Sizes(batch_bytes, 0, self._state_bytes()), spec.sharing, spec.plan)
+        self.sharing = spec.sharing
+        self.plan = choose_on(self.device, Sizes(batch_bytes, 0, self._state_bytes()), self.sharing, spec.plan)
         self.batches = self.drawn_batches(self.distinct)
         self.begin(program.feed)
         placement.spare_threads()
@@ -136,7 +137,7 @@ class Built(Compiled):
         self.largest_result = max((tensor.nbytes for tensor in outputs.values()), default=0)
         del outputs
         full = Sizes(max(sizes), result_bytes, self._state_bytes())
-        self.plan = choose_on(self.device, full, spec.sharing, self.plan)
+        self.plan = choose_on(self.device, full, self.sharing, self.plan)
         told = SetUp(
             setup_s=setup_s + inherited_s,
             notes=notes,
@@ -157,6 +158,8 @@ class Built(Compiled):
         )
         if self.in_turns:
             self.rest()
+        elif self.sharing > 1:
+            give_back(self.device)
         return told
 
     def _phase(self, name: str, since: float) -> float:

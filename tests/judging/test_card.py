@@ -10,12 +10,13 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+import torch
 
 from optexp import api
 from optexp.comparison import runner, shared_card, visible_cards
 from optexp.comparison.quiet import Shared, Unshared
 from optexp.equivalence import judge
-from optexp.errors import RAN_OUT
+from optexp.equivalence.fp64_reference import Fp64Reference
 from optexp.judging import crew, problem_files
 from optexp.judging.job import Job, Settings
 from optexp.judging.line import Line, failed
@@ -80,22 +81,18 @@ def test_what_others_may_have_spoilt_is_judged_again_alone(monkeypatch: pytest.M
                 line = replace(line, reason="candidate: CUDA out of memory. Tried to allocate 20.00 GiB")
             elif job.problem == "disturbed":
                 line = replace(line, verdict=Verdict.INVALID)
-            elif job.problem == "short":
-                note = f"memory: candidate {RAN_OUT} 4 distinct batches, arms side by side"
-                line = replace(line, verdict=Verdict.FASTER, notes=[note])
             done(job, line)  # type: ignore[operator]
 
     monkeypatch.setattr(crew, "_judge", judge)
     found, later = list[Line](), list[str]()
-    asked_for = jobs("right", "large", "disturbed", "short")
+    asked_for = jobs("right", "large", "disturbed")
     crew.judge_all(asked_for, Settings(at_once=3), ["7"], found.append, lambda line, reason: later.append(reason))
-    assert [reason.partition(":")[0] for reason in later] == ["ERROR", "INVALID", "memory"]
-    assert asked == [(["right", "large", "disturbed", "short"], 3), (["large", "disturbed", "short"], 1)]
+    assert [reason.partition(":")[0] for reason in later] == ["ERROR", "INVALID"]
+    assert asked == [(["right", "large", "disturbed"], 3), (["large", "disturbed"], 1)]
     assert [(line.problem, line.verdict) for line in found] == [
         ("right", Verdict.ERROR),
         ("large", Verdict.VERIFIED),
         ("disturbed", Verdict.VERIFIED),
-        ("short", Verdict.VERIFIED),
     ]
 
 
@@ -116,6 +113,27 @@ def test_arms_and_reference_plan_with_their_share_of_memory(monkeypatch: pytest.
     assert result.verdict is Verdict.VERIFIED, result.headline
     assert len(seen) > 4
     assert set(seen) == {3}
+
+
+def test_who_runs_out_of_memory_beside_others_is_left_to_be_judged_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither with less memory nor with fp64 on the host: that would take longer than all others."""
+    tried: list[int] = []
+
+    def step(self: Fp64Reference, *_: object) -> None:
+        tried.append(1)
+        self.device = torch.device("meta")  # anything but the CPU
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 6.00 GiB")
+
+    monkeypatch.setattr(Fp64Reference, "step", step)
+    asked = ["workload=softmax", "workload.rows=8", "workload.columns=16", "device=cpu", "isolation=none"]
+    asked += ["verify=only", "measurement=quick", "tracking.enabled=false", "profile.details=false"]
+    quiet = Unshared()
+    quiet.sharing, quiet.again_alone = 3, True
+    result = runner.run(api.compose(asked, {"fusion": {}}, {}), tmp_path, show=lambda *_: None, quiet=quiet)
+    assert (result.verdict, len(tried)) == (Verdict.ERROR, 1)
+    assert "out of memory" in result.headline
 
 
 def test_two_suites_do_not_share_a_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -136,6 +136,8 @@ def test_memory_that_runs_out_in_a_batch_shows_none_of_our_frames() -> None:
         InProcess(Mlp(batch_size=10**12, dim=256), "baseline").call(Mlp.batch, torch.Generator())
     assert raised.value.message == "out of memory: 953674 GiB in one piece"
     assert raised.value.traceback == ""
+    told = describe(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    assert (told.type, told.message.partition(" (")[0]) == ("OutOfMemoryError", "out of memory")
     assert describe(MemoryError()).message == "out of memory (MemoryError)"
     assert (
         describe(torch.OutOfMemoryError("CUDA out of memory.")).message == "torch.OutOfMemoryError: CUDA out of memory."
