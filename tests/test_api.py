@@ -241,7 +241,8 @@ print("VERDICT", result.verdict, result.workload)
 """
 
 
-@pytest.mark.parametrize("how", ["file", pytest.param("stdin", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["file", "stdin"])
 def test_an_unguarded_script_and_classes_that_no_file_holds(how: str, tmp_path: Path) -> None:
     """Without a file it is as in a notebook: the class exists in this process alone."""
     code = SCRIPT.format(quick=[*QUICK[:-1], "verify=only"])

@@ -101,6 +101,7 @@ def test_a_workload_from_outside_the_repository(tmp_path: Path) -> None:
     assert (result.workload, result.config["workload.size"]) == ("doubling", 500)
 
 
+@pytest.mark.slow
 def test_the_sweep_of_the_readme(tmp_path: Path) -> None:
     """Stacks beside single strategies; an option applies where its strategy is. Nothing waits for a C++ compiler."""
     fused = "amp+fusion[backend=aot_eager]"

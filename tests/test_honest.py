@@ -101,6 +101,7 @@ def test_models_of_the_zoo_compute_finite_numbers(path: Path) -> None:
         assert all(torch.isfinite(torch.as_tensor(value)).all() for value in values), entry.model
 
 
+@pytest.mark.slow
 def test_an_identical_model_is_verified_and_a_wrong_one_would_be_counted(problem: Path) -> None:
     pair = replaced(problem, "Model")
     same = Found(id=pair.id, half=pair.half, **{"device": "cpu", **ended_in(pair, SETTINGS)})

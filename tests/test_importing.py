@@ -242,6 +242,7 @@ def test_workers_of_a_loader_find_what_a_file_defines(tmp_path: Path) -> None:
     assert [batch.shape for batch in loader] == [(4, 3), (4, 3)]
 
 
+@pytest.mark.slow
 def test_another_thread_may_import_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "alone.py").write_text("VALUE = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))

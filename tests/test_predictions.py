@@ -238,6 +238,7 @@ def test_none_is_shown_with_a_verdict_that_shows_no_speedup() -> None:
     assert "What strategies can gain" not in report.render(refused)
 
 
+@pytest.mark.slow
 def test_a_prediction_and_its_measurement_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An update of many small tensors: what a fused one gains is set beside its bound."""
     monkeypatch.setattr(predictions, "disturbed", lambda *_: False)  # as tests that run beside this one do

@@ -17,7 +17,7 @@ from optexp.result import Result, Verdict
 
 FOLDER = Path(__file__).parent / "scripts"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
-EVERY_DAY = {"diffusion", "evaluation", "super_resolution"}
+EVERY_DAY = {"diffusion", "evaluation"}
 NEEDS = {"accelerate_loop": "accelerate", "trainer": "accelerate", "lightning_module": "pytorch_lightning"}
 ARGUMENTS = {"super_resolution": ["--", "--upscale_factor", "2"]}
 HELPER = """\

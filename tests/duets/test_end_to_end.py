@@ -15,6 +15,7 @@ WORKLOAD = ["workload=module", "workload.path=net.py", "device=cpu"]
 SHORT = ["measurement=quick", "measurement.pairs=10", "measurement.warmup_s=0.2", "measurement.load_s=0"]
 
 
+@pytest.mark.slow
 def test_two_commits_beside_each_other(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The base is a worktree, and so is the head, which waits twenty times as long."""
     asked = ["--base", "HEAD~2", "--head", "HEAD~1", "--no-verify", "--json", "found.json", *WORKLOAD, *SHORT]

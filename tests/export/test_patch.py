@@ -139,16 +139,16 @@ CASES = [  # text, mode, stack, settings of the comparison of both files
     (MODEL + INPUTS, "forward", "amp", ("strategy.replace.precision=bfloat16",)),
     (MODEL + INPUTS, "forward", "inference_mode", ()),
     (MODEL + INPUTS, "forward", "amp,inference_mode", ("strategy.replace.precision=bfloat16",)),
-    (MODEL + PAIR + LOSS, "forward_backward", "amp", ("strategy.replace.precision=bfloat16",)),
     (MODEL + PAIR + LOSS + OPTIMIZER, "train", "amp,fused_optimizer", ("strategy.replace.precision=bfloat16",)),
     (MODEL + PAIR + "loss = nn.MSELoss()\n", "forward_backward", "amp", ("strategy.replace.precision=bfloat16",)),
-    (MODEL + LOADER + LEARNS, "train", "amp,fused_optimizer", ("strategy.replace.precision=bfloat16",)),
 ]
 IMAGES = MODEL.replace("nn.Linear(8, width)", "nn.Conv2d(3, width, 3)").replace(
     "nn.Linear(width, 4)", "nn.Conv2d(width, 4, 3)"
 ) + INPUTS.replace("16, 8", "2, 3, 9, 9")
 CASES += [(IMAGES, "forward", "channels_last", ())]
 LONGER = [
+    (MODEL + PAIR + LOSS, "forward_backward", "amp", ("strategy.replace.precision=bfloat16",)),
+    (MODEL + LOADER + LEARNS, "train", "amp,fused_optimizer", ("strategy.replace.precision=bfloat16",)),
     (MODEL + PAIR + LEARNS, "train", "fused_optimizer", ()),
     (MODEL + INPUTS, "forward", "fusion", ()),
     (MODEL + PAIR + LOSS + OPTIMIZER, "train", "fusion,compiled_optimizer", ()),
@@ -307,6 +307,7 @@ def test_patch_applies_it_as_well(tmp_path: Path) -> None:
     assert "inferring" in (root / "net.py").read_text()
 
 
+@pytest.mark.slow
 def test_a_class_of_another_file_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = b"import torch\nfrom nets import Net\n\nModel = Net\n\n\n" + INPUTS.encode()
     new = patched(text, tmp_path, **{"nets.py": MODEL.replace("Model", "Net").encode()})

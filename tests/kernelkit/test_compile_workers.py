@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import torch
 import torch._inductor.compile_fx
@@ -27,6 +29,7 @@ print("ended")
 """
 
 
+@pytest.mark.slow
 def test_workers_are_ended_and_not_started_again() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["ended"], done.stderr

@@ -45,6 +45,7 @@ def compute(x: Tensor, bias: Tensor | None, scale: float, negative: bool = False
     return y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_calls_of_all_kinds_take_turns(device: str) -> None:
     some = torch.randn(4097, device=device)

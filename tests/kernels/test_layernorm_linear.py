@@ -99,6 +99,7 @@ def test_rows_without_any_spread(tiling: Tiling, device: str, normal) -> None:
     compare(tiling, x, None, None, normal(device, torch.bfloat16, n, k) / 12, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "tiling"), MEDIUM)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=name_of)
 def test_infinite_weights(dtype: torch.dtype, tiling: Tiling, device: str, normal) -> None:
@@ -119,6 +120,7 @@ def test_infinite_weights(dtype: torch.dtype, tiling: Tiling, device: str, norma
     compare(tiling, x, gamma, beta, weight, bias)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "tiling"), MEDIUM)
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
 def test_infinite_parameters_of_the_norm(value: float, tiling: Tiling, device: str, normal) -> None:

@@ -80,6 +80,7 @@ def only(monkeypatch: pytest.MonkeyPatch):
     return only
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_w", [*LAYOUTS, misaligned, strided])
 @pytest.mark.parametrize("of_x", LAYOUTS)
 @every_config

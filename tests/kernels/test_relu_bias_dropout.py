@@ -53,6 +53,7 @@ def test_what_is_not_finite_is_not_hidden(device: str) -> None:
     assert y[~y.isinf()].isnan().all()
 
 
+@pytest.mark.slow
 @on_each
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_the_share_that_is_dropped_is_p_in_every_part(p: float, device: str) -> None:
@@ -63,6 +64,7 @@ def test_the_share_that_is_dropped_is_p_in_every_part(p: float, device: str) -> 
         assert abs(part.mean() - p) < 4.5 * deviation / part.numel() ** 0.5
 
 
+@pytest.mark.slow
 @on_each
 def test_elements_are_independent(device: str) -> None:
     """Of their neighbours near and far, across rows and columns; |correlation| of n pairs is below 4.5/√n."""
@@ -83,6 +85,7 @@ def test_what_stays_is_scaled_so_that_the_mean_is_kept(device: str) -> None:
     assert 0 < stays.sum() < y.numel()
 
 
+@pytest.mark.slow
 @on_each
 def test_backward_drops_what_forward_dropped(device: str) -> None:
     torch.manual_seed(0)
@@ -94,6 +97,7 @@ def test_backward_drops_what_forward_dropped(device: str) -> None:
     torch.testing.assert_close(bias.grad, stays.sum(0) * 2)
 
 
+@pytest.mark.slow
 @on_each
 def test_the_same_seed_reproduces_and_each_call_differs(device: str) -> None:
     torch.manual_seed(3)

@@ -108,6 +108,7 @@ def test_every_config_back_through_a_norm(
         torch.testing.assert_close(ours.double(), golden, rtol=1e-5, atol=1e-5 * golden.abs().max().item())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("rows", [1, 21, FEW, FEW + 1])
 def test_few_rows_take_another_config_back(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyarrow import parquet
 
 from optexp.result import Verdict
 from tests.measurement.test_rounds import job
 
 
+@pytest.mark.slow
 def test_it_gives_no_verdict_and_counts_its_own_errors(tmp_path: Path) -> None:
     sizes = ["workload.dim=16", "workload.layers=2", "workload.batch_size=8"]
     result = job(tmp_path, "workload=mlp", "strategy=baseline", "measurement=textbook", *sizes)

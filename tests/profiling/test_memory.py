@@ -212,6 +212,7 @@ def test_a_difference_of_two_programs_is_explained_to_the_byte() -> None:
     assert "no longer kept: results of addmm (3×, 192 KiB)" in found.sentences[1], found.sentences
 
 
+@pytest.mark.slow
 def test_a_comparison_explains_peak_memory(tmp_path: Path) -> None:
     search_path.register()
     overrides = ["workload=mlp", "workload.mode=train", "workload.dim=64", "workload.batch_size=1024", "strategy=amp"]

@@ -375,7 +375,7 @@ def test_job_2_comes_before_job_10(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             ["| 32 | float32 |", "| 64 | float32 |"],
             marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             "elementwise",
             [
                 "workload.rows=64",
@@ -384,6 +384,7 @@ def test_job_2_comes_before_job_10(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                 f"study.steps.scale='{IN_PLACE.format('scale')}'",
             ],
             ["| relu_bias_scale | baseline |", "| relu_bias_scale | inplace |"],
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from optexp.user_code.importing import import_file
@@ -62,6 +63,7 @@ def test_operators_are_defined_again_and_the_newest_kernel_is_called(tmp_path: P
     assert torch.ops.once_only.raised(torch.zeros(1)).item() == len(path)
 
 
+@pytest.mark.slow
 def test_lines_that_a_process_allows_once_run_again_beside_another_arm(tmp_path: Path) -> None:
     with socket.socket() as taken:  # as another arm holds the port
         taken.bind(("127.0.0.1", 0))

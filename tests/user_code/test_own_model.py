@@ -302,6 +302,7 @@ def test_inputs_that_never_change_are_named(tmp_path: Path) -> None:
     assert "inputs hold the same values whatever the seed" in result.headline
 
 
+@pytest.mark.slow
 def test_batches_keep_their_type(tmp_path: Path) -> None:
     result = run(tmp_path, written(tmp_path, NET + NAMED), "workload.mode=train", "verify=only")
     assert result.verdict is Verdict.VERIFIED, result.headline

@@ -401,6 +401,7 @@ def test_what_never_changes_is_kept_once() -> None:
     assert torch.equal(now["teacher"]["weight"], teacher.weight * 2)
 
 
+@pytest.mark.slow
 def test_what_goes_to_another_process_arrives(tmp_path: Path) -> None:
     """As when the reference takes a step from where the baseline was."""
     for number, text in enumerate(FILES.values()):

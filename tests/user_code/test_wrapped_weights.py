@@ -94,16 +94,17 @@ def ending(file: Path, made: str, *settings: str) -> Result:
     return run(file.parent, *given, *settings)
 
 
-@pytest.mark.parametrize("made", ["Model", "dense"])
+@pytest.mark.parametrize("made", [pytest.param("Model", marks=pytest.mark.slow), "dense"])
 def test_an_honest_model_is_verified(file: Path, made: str) -> None:
     assert ending(file, made).verdict.name == "VERIFIED"
 
 
-@pytest.mark.parametrize("made", ["corrupted", "corrupts"])
+@pytest.mark.parametrize("made", ["corrupted", pytest.param("corrupts", marks=pytest.mark.slow)])
 def test_a_part_that_is_or_becomes_wrong_is_seen(file: Path, made: str) -> None:
     assert ending(file, made).verdict.name == "NOT_EQUIVALENT"
 
 
+@pytest.mark.slow
 def test_a_frozen_one_is_judged_in_training(file: Path) -> None:
     assert ending(file, "Model", "workload.mode=train").verdict.name == "VERIFIED"
     wrong = ending(file, "corrupts", "workload.mode=train")
