@@ -53,6 +53,7 @@ class Line:
     strategy:     stack that was judged; "replace" for a candidate's file
     verdict:      see docs/verdicts.md;  reason: the verdict in a sentence
     blame:        process that failed: "candidate", "bare" (the reference implementation), ...; empty where none failed
+    error:        class of its error, as "OutOfMemoryError"
     speedup:      None where the verdict shows none
     reference_us, candidate_us: median step
     peak_mib:     peak memory of the candidate's step
@@ -77,6 +78,7 @@ class Line:
     preset: str = ""
     contract: str = ""
     blame: str = ""
+    error: str = ""
     speedup: Interval | None = None
     reference_us: float | None = None
     candidate_us: float | None = None
@@ -144,6 +146,7 @@ def of(job: Job, settings: Settings, result: Result, seconds: float, record: str
         dtype=str(result.config.get("dtype", "")),
         contract=found.contract if found else "",
         blame=result.error.worker if result.error else "",
+        error=result.error.type if result.error else "",
         speedup=Interval(
             speedup.estimate,
             speedup.low,

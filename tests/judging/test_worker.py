@@ -69,6 +69,7 @@ def test_a_file_is_judged(tmp_path: Path, source: str, verdict: Verdict, reason:
     assert found.verdict is verdict
     assert reason in found.reason
     assert found.blame == ("candidate" if verdict is Verdict.ERROR else "")
+    assert bool(found.error) == (verdict is Verdict.ERROR)
     assert not found.reason.startswith(verdict)
 
 
