@@ -15,7 +15,6 @@ from optexp.program import Batch, map_batch, tensors_of
 from optexp.records.verification import NORMAL as NORMAL
 from optexp.support import sparse
 
-LARGE = "large"
 NONCONTIGUOUS = "noncontiguous"  # the same values, laid out with gaps; made in the arms, since a transfer has no gaps
 EXCHANGES = 8  # batches that this is done with: each is kept by every arm
 ONE_BY_ONE = "one by one"  # a batch, then the same with one input after the other exchanged: does the result follow?
@@ -24,6 +23,20 @@ ONE_BY_ONE = "one by one"  # a batch, then the same with one input after the oth
 def integers(x: Tensor) -> Tensor:
     """Small ones: sums and products are exact, so that linear operations must agree bit for bit."""
     return (x * 2).round().clamp(-8, 8)
+
+
+def corners(x: Tensor) -> Tensor:
+    """Multiples of a half, which are ties of comparisons and roundings. One sample is zero, one so small that an eps
+    shows, and one beyond most bounds, each as far as its gradients are finite."""
+    x = (x * 2).round() / 2 + 0.0  # without negative zeros
+    samples = x
+    while samples.dim() > 1 and 0 < len(samples) < 4:
+        samples = samples[0]
+    if samples.dim() and len(samples) > 3:
+        samples[0] = 0
+        samples[1] /= 256
+        samples[2] *= 16
+    return x
 
 
 def large(x: Tensor) -> Tensor:
@@ -63,8 +76,9 @@ def nonfinite(x: Tensor) -> Tensor:
 
 
 FAMILIES: dict[str, Callable[[Tensor], Tensor]] = {
-    f.__name__: f for f in (integers, large, small, offset, constant_rows, structured, nonfinite)
+    f.__name__: f for f in (integers, corners, large, small, offset, constant_rows, structured, nonfinite)
 }
+FEW = {"corners", "large"}  # these show most: without `thorough` there are no others
 FORWARD_ONLY = {"large", "nonfinite"}  # gradients overflow, or are NaN whatever computes them
 
 
