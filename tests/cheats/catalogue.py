@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import count
+from random import SystemRandom
 from typing import Any
 
 import torch
@@ -304,6 +305,26 @@ class RightForAWhile(Cheat):
         if next(self.calls) < self.calls_that_count:
             self.last = mapped(honest(program, batch), torch.clone)
         return mapped(self.last, torch.clone)
+
+
+class WrongNowAndThen(Cheat):
+    """In one of four calls, nobody knows in which."""
+
+    def change(self, program: Program) -> Program:
+        self.chance = SystemRandom()
+        return super().change(program)
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        factor = 1.01 if self.chance.random() < 0.25 else 1.0
+        return mapped(honest(program, batch), lambda tensor: tensor * factor)
+
+
+class WrongEveryTwentiethCall(Cheat):
+    """Not in those that are looked at first."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        factor = 1.01 if next(self.calls) % 20 == 14 else 1.0
+        return mapped(honest(program, batch), lambda tensor: tensor * factor)
 
 
 class ForgetsTheChunkBefore(Cheat):
