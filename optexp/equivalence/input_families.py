@@ -94,10 +94,24 @@ def of(family: str, batch: Batch, targets: int, bounded: Collection[str] = ()) -
 
 def exchanged(first: Batch, second: Batch) -> list[Batch]:
     """`first`, then for each of its inputs `first` with that one from `second` (of more than `EXCHANGES`, for several
-    at a time, as `together` says); all at once where sizes differ."""
+    at a time, as `together` says), and last with half of each; all at once where sizes differ."""
     if not fitting(first, second):
         return [first, second]
-    return [first, *(swapped(first, second, names) for names in together(first))]
+    return [first, *(swapped(first, second, names) for names in together(first)), half_new(first, second)]
+
+
+def half_new(first: Batch, second: Batch) -> Batch:
+    """`second`, with the first half of each real tensor from `first`: a result that is remembered by a part of an
+    input shows. Integers may be an order, or ends of ranges."""
+    ours, names = tensors_of(first), {id(tensor): name for name, tensor in tensors_of(second).items()}
+
+    def mixed(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point() or sparse.is_sparse(tensor):
+            return tensor
+        old, new = ours[names[id(tensor)]].flatten(), tensor.flatten()
+        return torch.cat([old[: len(old) // 2], new[len(old) // 2 :]]).view(tensor.shape)
+
+    return map_batch(mixed, second)
 
 
 def together(batch: Batch) -> list[list[str]]:
@@ -115,6 +129,11 @@ def swapped(first: Batch, second: Batch, names: Collection[str]) -> Batch:
     """`first` with some of its tensors from `second`."""
     ours, theirs = {id(tensor): name for name, tensor in tensors_of(first).items()}, tensors_of(second)
     return map_batch(lambda t: theirs[ours[id(t)]] if ours[id(t)] in names else t, first)
+
+
+def half_refilled(memory: Batch, batch: Batch) -> Batch:
+    """The batch in the memory of an earlier one, which keeps half of its values, where that fits."""
+    return refilled(memory, half_new(memory, batch) if fitting(memory, batch) else batch)
 
 
 def refilled(memory: Batch | None, batch: Batch) -> Batch:

@@ -61,8 +61,10 @@ def test_inputs_are_exchanged_one_after_the_other():
     first, second = batch(), tuple(t + 1 for t in batch())
     made = exchanged(first, second)
     assert [[t is s for t, s in zip(b, second, strict=True)] for b in made] == [
-        [False, False, False], [True, False, False], [False, True, False], [False, False, True],
+        [False, False, False], [True, False, False], [False, True, False], [False, False, True], [False, True, False],
     ]  # fmt: skip
+    half = made[-1][0]
+    assert torch.equal(half, torch.cat([first[0][:3], second[0][3:]]))
     shorter = tuple(t[:2] for t in second)
     assert exchanged(first, shorter) == [first, shorter]
     named = exchanged({"a": first[0], "b": first[2]}, {"a": second[0], "b": second[2]})
