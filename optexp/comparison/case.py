@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from optexp.comparison.session import Session
-from optexp.equivalence.input_families import FORWARD_ONLY, LARGE
+from optexp.equivalence.input_families import FEW, FORWARD_ONLY
 from optexp.strategy import Contract, Strategy, contract
 from optexp.support.tolerances import tolerance_of
 from optexp.verification.trial import Plan
@@ -109,8 +109,8 @@ class Case:
         return [family for family in self.session.workload.families if family not in overflows]
 
     def _few(self) -> list[str]:
-        """The one that is tried in little time: it reaches bounds of clamps, and exponentials that overflow."""
-        return [family for family in self.families() if family == LARGE]
+        """Those that are tried in little time: ties and zeros, bounds of clamps, and exponentials that overflow."""
+        return [family for family in self.families() if family in FEW]
 
     # --- who takes part -----------------------------------------------------------------------------------------
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 from optexp.comparison.case import COUNTED, Case
 from optexp.equivalence.effects import title
 from optexp.equivalence.footprint import to_judge
-from optexp.equivalence.missed import End
+from optexp.equivalence.missed import LOOKS, SHARE, End, miss_rate
 from optexp.errors import Failure
 from optexp.records.verification import Finding, GateResult, Verification
 from optexp.verification import first_step
 from optexp.verification.outcome import failure
+from optexp.verification.recheck import Repetitions, findings_of
 from optexp.verification.replay import Replay
 from optexp.verification.trial import NoYardstick
 from optexp.workers.arm import Arm
@@ -49,6 +50,20 @@ def check_later_step(
     is remembered by its input's address shows. Training has its own gradients, and a trajectory."""
     steps = min(LATER, max(COUNTED, int(LATER_S / max(case.steps.step_s, 1e-9))))
     _judge_at(case, found, reference, yardstick, candidate, steps, case.session.experiment.verify == "only")
+
+
+def check_repetitions(case: Case, found: Verification, yardstick: Client[Arm], candidate: Client[Arm]) -> None:
+    """Where nothing is timed, of one step: else the ends of timed blocks show a fault that not every step has."""
+    repetitions = Repetitions(yardstick, candidate, case.session.in_turns, case.unit)
+    looks = max(1, min(LOOKS, int(LATER_S / max(case.steps.step_s, 1e-9))))
+    for _ in range(looks):
+        if astray := repetitions.one_more(End(1)):
+            _fail(case, found, findings_of("REPEATED", astray), f"one of {looks} repetitions of a step")
+            break
+    repetitions.rest()
+    if found.ok and looks < LOOKS:
+        missed = f"{100 * miss_rate(SHARE, looks):.2g} %"
+        found.notes.append(f"steps are long: a fault in a quarter of them passes with a probability of {missed}")
 
 
 def check_rare_steps(

@@ -8,6 +8,7 @@ from math import ceil
 
 from optexp.comparison.contributions import subsets
 from optexp.config import Experiment
+from optexp.equivalence.input_families import FEW
 from optexp.equivalence.noise import RUNS
 from optexp.equivalence.trajectory import PERTURBED
 from optexp.equivalence.trajectory import STEPS as FOLLOWED
@@ -20,7 +21,6 @@ BESIDE_S = 20.0  # beside its measurement, a job is taken to need this for its a
 LATE = 1.5  # times as long as was said is worth a sentence
 TOLD_S = 120.0  # less is no news
 LONG_STEP_S = 0.1  # shorter ones are repeated until a block is full, whatever they take
-FEW = 1  # families of inputs without `thorough`
 FP64 = 2.0  # times as long as in float32, at least
 WARM = 3  # steps of a warm-up, at least
 REPEATED = 16  # after timing: steps that are repeated, and run on batches not met before
@@ -96,7 +96,7 @@ def late(told_s: float, spent_s: float, left_s: float) -> str:
 
 def verification_s(steps: Steps, settings: MeasurementSettings) -> float:
     """Both arms and fp64 on every set of inputs, and what precedes and follows."""
-    sets = settings.verification_seeds + (steps.families if settings.thorough else min(steps.families, FEW))
+    sets = settings.verification_seeds + (steps.families if settings.thorough else min(steps.families, len(FEW)))
     each = steps.verified * (2 + FP64 + (RUNS if steps.noisy else 0))
     many = FOLLOWED * (PERTURBED + 2) if settings.thorough and steps.followed else 0
     return steps.compute_s * (sets * each + many)

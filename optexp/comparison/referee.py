@@ -7,9 +7,17 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from optexp.comparison.case import Case
-from optexp.comparison.first_and_later_step import check_first_step, check_later_step, check_rare_steps
+from optexp.comparison.first_and_later_step import (
+    check_first_step,
+    check_later_step,
+    check_rare_steps,
+    check_repetitions,
+)
 from optexp.comparison.odd_sizes import check_odd_sizes
 from optexp.comparison.same_batches import Feeds
+from optexp.equivalence import step_digest
+from optexp.equivalence.effects import title
+from optexp.equivalence.missed import End
 from optexp.equivalence.process_state import undeclared
 from optexp.errors import Failure, NoReference
 from optexp.records.verification import Verification, broken
@@ -95,6 +103,8 @@ class Referee:
             check_later_step(case, found, reference, yardstick, candidate)
         if found.ok and case.steps.own and session.workload.mode == "train":
             check_rare_steps(case, found, reference, yardstick, candidate)
+        if found.ok and untimed:
+            check_repetitions(case, found, yardstick, candidate)
         if case.steps.random and found.ok:
             session.progress.update("comparing distributions at the real dropout")
             verify_randomness(found, reference, *measured, case.plan().seeds[0], case.unit)
@@ -113,7 +123,24 @@ class Referee:
                 raise
             raise replace(reason, message=f"{reason.message}; {cause}") from None
         found.unkept = unkept(yardstick) if found.undecided else ""
+        if found.ok and not found.repeats:
+            self._require_steady(yardstick)
         return found
+
+    def _require_steady(self, yardstick: Client[Arm]) -> None:
+        """A set of inputs in which equal steps happen to agree shows nothing where others leave results far apart.
+
+        Raises:
+            NoReference: They leave a tensor so far apart that its limits let wrong ones pass.
+        """
+        runs = [yardstick.call(Arm.repeated, end=End(1)) for _ in range(step_digest.MOST)]
+        apart = step_digest.unsteady(runs, self.case.unit)
+        if self.case.session.in_turns:
+            yardstick.call(Arm.rest)
+        if apart:
+            name, share = max(apart.items(), key=lambda item: item[1])
+            causes = unkept(yardstick) or "a step keeps what no arm can put back, as a clock, a count or a file"
+            raise NoReference(f"equal steps of the baseline leave {title(name)} {100 * share:.2g} % apart: {causes}")
 
     def _compare_batches(self, found: Verification, feeds: Feeds) -> None:
         """Add a failure where the program is fed other batches than the baseline.

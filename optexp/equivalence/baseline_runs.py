@@ -9,6 +9,7 @@ from math import inf
 
 import torch
 
+from optexp.equivalence.doubtful_elements import most_elements
 from optexp.equivalence.effects import optional, title
 from optexp.equivalence.fp64_quantities import quantities, updates
 from optexp.equivalence.fp64_variants import is_smooth
@@ -19,7 +20,7 @@ from optexp.equivalence.input_set import InputSet
 from optexp.equivalence.loss_scale import skipped
 from optexp.equivalence.noise import RUNS
 from optexp.equivalence.observation import Observation, unpacked
-from optexp.equivalence.other_changes import allowed
+from optexp.equivalence.other_changes import SHARES, allowed
 from optexp.equivalence.quantities import Quantity, is_exact, measured, source
 from optexp.equivalence.tensor_math import errors, finite, identical
 from optexp.errors import NoReference
@@ -116,8 +117,9 @@ def _measure(inputs: InputSet, run: BaselineObservation) -> None:
         if other:
             inputs.yardsticks.doubt(quantity)
         if other or not (change and run.perturbed):  # a known optimizer's update has an error of its own
-            error = (inputs.yardsticks.spared(quantity) if run.perturbed else quantity).found
-            into[quantity.name] = into.get(quantity.name, Yardstick()) | Yardstick.of(error)
+            whole, *most = inputs.yardsticks.spared(quantity)
+            for part in (whole if run.perturbed else quantity, *most):
+                into[part.name] = into.get(part.name, Yardstick()) | Yardstick.of(part.found)
         unjudged.discard(source(quantity.name))
         if not run.perturbed:
             _require_numbers(inputs, quantity)
@@ -127,6 +129,8 @@ def _measure(inputs: InputSet, run: BaselineObservation) -> None:
         for name in others.get(step, {}) if not smooth else ():
             updated, causes = exact[f"change/{name}"], (seen.get(f"grad/{name}"), seen.get(f"before/param/{name}"))
             here.allow_share(updated, *allowed(updated.reference, *causes))
+            for part in most_elements(updated):
+                here.allow_share(part, *SHARES)
         here.has_rounded = True  # further runs of the step would add their scatter, and nothing else
     if unjudged and not skipped(seen):
         raise NoReference(f"float64 gives nothing to compare {', '.join(sorted(unjudged))} with")

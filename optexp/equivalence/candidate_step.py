@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -112,7 +113,7 @@ class CandidateStep:
         """Findings of every tensor that fp64 has a value for."""
         inputs, findings, beside = self.inputs, list[Finding](), list[tuple[Element, Tensor]]()
         equal = alike(self.seen, inputs.baseline)
-        for quantity in map(inputs.yardsticks.spared, quantities(inputs, self.step, self.seen)):
+        for quantity in chain.from_iterable(map(inputs.yardsticks.spared, quantities(inputs, self.step, self.seen))):
             if is_noise(quantity, inputs.plain(quantity).rms):
                 continue
             finding = self._finding(quantity, equal)

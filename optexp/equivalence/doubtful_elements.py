@@ -7,14 +7,18 @@ step makes itself, only runs of the baseline, with noise and in other orders, te
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import ceil
 
 from torch import Tensor
 
-from optexp.equivalence.quantities import Quantity, measured
+from optexp.equivalence.quantities import MOST, Quantity, measured
+from optexp.support.tolerances import SCARCE
 
 OF_ITSELF = 0.5  # an element whose error in a run of the baseline exceeds this share of its value is rounding
 FACTOR = 4.0  # times the largest such error: the most that rounding makes of such an element
+TURNED = 0.02  # of the elements of a change, of which `most_elements` has no more
 ROUNDED = 40.0  # the same beside larger changes: compiled sums of zero were seen 38 times as far off
 
 
@@ -52,6 +56,22 @@ class Doubtful:
         if not bool(explained.any()):
             return quantity
         return next(measured([replace(quantity, value=quantity.value.where(~explained, quantity.reference))]))
+
+
+def most_elements(quantity: Quantity) -> Iterator[Quantity]:
+    """A change without the elements that are farthest off, which gradients near zero may have turned around: a wrong
+    rate shows in all others. Nothing of a change of few elements."""
+    number = quantity.value.numel()
+    if number < SCARCE or quantity.value.shape != quantity.reference.shape:
+        return
+    least = _error(quantity).reshape(-1).argsort()[: number - ceil(TURNED * number)]
+    value, reference = quantity.value.reshape(-1)[least], quantity.reference.reshape(-1)[least]
+    stored = None if quantity.stored is None else quantity.stored.reshape(-1)[least]
+    places, shape = least.cpu(), tuple(quantity.value.shape)
+    part = Quantity(
+        quantity.name + MOST, value, reference, quantity.limits, None, stored, columns=places, axis=0, within=shape
+    )
+    yield from measured([part])
 
 
 def _error(quantity: Quantity) -> Tensor:

@@ -15,7 +15,6 @@ from optexp.program import Batch, map_batch, tensors_of
 from optexp.records.verification import NORMAL as NORMAL
 from optexp.support import sparse
 
-LARGE = "large"
 NONCONTIGUOUS = "noncontiguous"  # the same values, laid out with gaps; made in the arms, since a transfer has no gaps
 EXCHANGES = 8  # batches that this is done with: each is kept by every arm
 ONE_BY_ONE = "one by one"  # a batch, then the same with one input after the other exchanged: does the result follow?
@@ -24,6 +23,20 @@ ONE_BY_ONE = "one by one"  # a batch, then the same with one input after the oth
 def integers(x: Tensor) -> Tensor:
     """Small ones: sums and products are exact, so that linear operations must agree bit for bit."""
     return (x * 2).round().clamp(-8, 8)
+
+
+def corners(x: Tensor) -> Tensor:
+    """Multiples of a half, which are ties of comparisons and roundings. One sample is zero, one so small that an eps
+    shows, and one beyond most bounds, each as far as its gradients are finite."""
+    x = (x * 2).round() / 2 + 0.0  # without negative zeros
+    samples = x
+    while samples.dim() > 1 and 0 < len(samples) < 4:
+        samples = samples[0]
+    if samples.dim() and len(samples) > 3:
+        samples[0] = 0
+        samples[1] /= 256
+        samples[2] *= 16
+    return x
 
 
 def large(x: Tensor) -> Tensor:
@@ -63,8 +76,9 @@ def nonfinite(x: Tensor) -> Tensor:
 
 
 FAMILIES: dict[str, Callable[[Tensor], Tensor]] = {
-    f.__name__: f for f in (integers, large, small, offset, constant_rows, structured, nonfinite)
+    f.__name__: f for f in (integers, corners, large, small, offset, constant_rows, structured, nonfinite)
 }
+FEW = {"corners", "large"}  # these show most: without `thorough` there are no others
 FORWARD_ONLY = {"large", "nonfinite"}  # gradients overflow, or are NaN whatever computes them
 
 
@@ -80,10 +94,24 @@ def of(family: str, batch: Batch, targets: int, bounded: Collection[str] = ()) -
 
 def exchanged(first: Batch, second: Batch) -> list[Batch]:
     """`first`, then for each of its inputs `first` with that one from `second` (of more than `EXCHANGES`, for several
-    at a time, as `together` says); all at once where sizes differ."""
+    at a time, as `together` says), and last with half of each; all at once where sizes differ."""
     if not fitting(first, second):
         return [first, second]
-    return [first, *(swapped(first, second, names) for names in together(first))]
+    return [first, *(swapped(first, second, names) for names in together(first)), half_new(first, second)]
+
+
+def half_new(first: Batch, second: Batch) -> Batch:
+    """`second`, with the first half of each real tensor from `first`: a result that is remembered by a part of an
+    input shows. Integers may be an order, or ends of ranges."""
+    ours, names = tensors_of(first), {id(tensor): name for name, tensor in tensors_of(second).items()}
+
+    def mixed(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point() or sparse.is_sparse(tensor):
+            return tensor
+        old, new = ours[names[id(tensor)]].flatten(), tensor.flatten()
+        return torch.cat([old[: len(old) // 2], new[len(old) // 2 :]]).view(tensor.shape)
+
+    return map_batch(mixed, second)
 
 
 def together(batch: Batch) -> list[list[str]]:
@@ -101,6 +129,11 @@ def swapped(first: Batch, second: Batch, names: Collection[str]) -> Batch:
     """`first` with some of its tensors from `second`."""
     ours, theirs = {id(tensor): name for name, tensor in tensors_of(first).items()}, tensors_of(second)
     return map_batch(lambda t: theirs[ours[id(t)]] if ours[id(t)] in names else t, first)
+
+
+def half_refilled(memory: Batch, batch: Batch) -> Batch:
+    """The batch in the memory of an earlier one, which keeps half of its values, where that fits."""
+    return refilled(memory, half_new(memory, batch) if fitting(memory, batch) else batch)
 
 
 def refilled(memory: Batch | None, batch: Batch) -> Batch:

@@ -20,11 +20,11 @@ def dead_inputs(fp64: Fp64Reference) -> list[str]:
 
     Raises NoReference where every draw is the same, or no varied input matters.
     """
-    first, *others = fp64.batches
+    first, *others = fp64.batches  # one for each group, and one that is half new
     fits = all(input_families.fitting(first, other) for other in others)
     groups = input_families.together(first) if fits else [list(tensors_of(first))]
     lives, start = {}, compact(fp64.step(0, fp64.initial))
-    for index, (names, other) in enumerate(zip(groups, others, strict=True), start=1):
+    for index, (names, other) in enumerate(zip(groups, others, strict=False), start=1):
         lives.update(dict.fromkeys(names, _differs(start, fp64.step(index, fp64.initial))))
         for name in names if fits and len(names) > 1 else ():
             with fp64.unremembered():
@@ -40,7 +40,7 @@ def dead_inputs(fp64: Fp64Reference) -> list[str]:
     constant = fp64.source.constant(fp64.drawn)
     if not any(lives.values()) and fp64.program.own_step:
         later = _later(fp64, first, first)
-        for names, other in zip(groups, others, strict=True):
+        for names, other in zip(groups, others, strict=False):
             lives.update(dict.fromkeys(names, _differs(later, _later(fp64, other, first))))
     if not any(lives.values()):
         if fp64.program.optimizer is not None and not any(name.startswith("grad/") for name in start):

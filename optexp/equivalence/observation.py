@@ -33,6 +33,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ from optexp.equivalence.reassociation import Reassociated
 from optexp.equivalence.tensor_math import alike, identical
 from optexp.program import Batch, Outputs, Packed, Program, Remembered, Snapshot, gradients, tensors_of
 from optexp.python_state.records import Table
-from optexp.support import sparse
+from optexp.support import random_state, sparse
 from optexp.support.pausing import Used
 from optexp.support.reading import read, read_all
 
@@ -110,7 +111,8 @@ class _Start:
     """A program and its batch before the step.
 
     used, kept: tensors of the batch, and what they hold;  state: a copy of `Program.state()`
-    step_state: of `Program.step_state`;  table: of `Program.keeps`;  generators: states of random generators
+    step_state: of `Program.step_state`;  table: of `Program.keeps`
+    generators, host: states of random generators of torch, and of Python and numpy
     """
 
     used: dict[str, Tensor]
@@ -119,6 +121,7 @@ class _Start:
     step_state: Remembered
     table: Table
     generators: list[Tensor]
+    host: tuple[Any, Any]
 
     @classmethod
     def of(cls, program: Program, given: Batch) -> _Start:
@@ -130,6 +133,7 @@ class _Start:
             step_state=program.step_state.read() if program.step_state is not None else {},
             table=program.keeps.read() if program.keeps is not None else Table(),
             generators=randomness.state(program.device),
+            host=random_state.of_host(),
         )
 
     def differs_from(self, program: Program, initial: Mapping[str, Tensor]) -> Observation:
@@ -191,8 +195,11 @@ def _of_outputs(program: Program, outputs: Outputs, returned: Observation, used:
 def _of_process(program: Program, start: _Start) -> Observation:
     """Flags of what the step changes beside its results."""
     keeps = program.keeps
+    drawn = randomness.drawn(start.generators, program.device)
+    if program.step_state is None:  # which holds these generators
+        drawn |= not all(map(random_state.same_states, start.host, random_state.of_host()))
     return {
-        "random": torch.tensor(randomness.drawn(start.generators, program.device), dtype=torch.uint8),
+        "random": torch.tensor(drawn, dtype=torch.uint8),
         "another_model": torch.tensor(keeps is not None and keeps.another, dtype=torch.uint8),
     }
 

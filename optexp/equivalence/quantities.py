@@ -24,6 +24,7 @@ ROWS = " (small rows)"  # along the first
 TINY, TINIER, TINIEST = -16, -8, -96  # powers of two of s: scattered elements of such sizes are judged by their own,
 NEAR = " (elements near "  # those of 8 powers together
 ELEMENT = " (element "  # of a vector of few elements, as of figures of different size
+MOST = " (most elements)"  # of a change that no known optimizer makes, without those that are farthest off
 UNMASKED = " (unmasked)"  # a result without the numbers that fill its mask (see `filled`)
 
 _NONE = torch.empty(0)
@@ -173,7 +174,9 @@ def is_noise(quantity: Quantity, error: float) -> bool:
 def whole(name: str) -> str:
     """The name of the tensor that a part is of."""
     name = name.partition(ELEMENT)[0].partition(NEAR)[0]
-    return next((name.removesuffix(kind) for kind in (UNMASKED, COLUMNS, CHANNELS, ROWS) if name.endswith(kind)), name)
+    return next(
+        (name.removesuffix(kind) for kind in (UNMASKED, MOST, COLUMNS, CHANNELS, ROWS) if name.endswith(kind)), name
+    )
 
 
 def source(quantity: str, when: str = "after") -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from optexp.equivalence.observation import carried
+from optexp.equivalence.sight import SEEN, SEEN_UNITS
 from optexp.equivalence.tensor_math import chunks
 from optexp.program import Outputs, Program, gradients
 from optexp.support.reading import read
@@ -22,6 +23,7 @@ FACTOR = 10.0  # how much farther from a repetition than those from each other: 
 FLOOR = 2.0**-20  # of a tensor's RMS: a last bit that rarely differs
 DISTURBED = 4  # runs of the baseline from parameters with a little noise, where a candidate does not repeat itself
 STRAY = 3.0  # how much farther from a repetition than those
+BY_ROUNDING = 256.0  # how much farther from each other than those, and in u of a tensor's RMS: rounding does no more
 PARTS = ("out/", "grad/", "buffer/", "param/", "after/")  # of an observation
 
 Digest = dict[str, tuple[float, float]]  # mean and RMS of each tensor, by name
@@ -47,13 +49,18 @@ def digest(tensors: Mapping[str, Tensor]) -> Digest:
     return {name: _numbers(read(tensor)) for name, tensor in tensors.items() if name.startswith(PARTS)}
 
 
-def astray(timed: Digest, again: Sequence[Digest], moved: Sequence[Digest] = ()) -> dict[str, str]:
+def astray(
+    timed: Digest, again: Sequence[Digest], moved: Sequence[Digest] = (), unit: float = 2.0**-24
+) -> dict[str, str]:
     """By name, what is farther from the first repetition than the others explain, in words.
+
+    With `moved` they explain no more than rounding does: a fault of one step in four shows in some repetitions, too.
 
     moved: what the baseline leaves after the same steps, and after them from parameters with a little noise (what a
            candidate leaves there is whatever it likes). What rounds at random flips a ReLU now and then, and all
            repetitions may have flipped another: without these, of LeNet-5 disturbed in the last bit 9 of 100 honest
            blocks of 11 training steps were astray, with them none of 300 (and none of blocks of 60 and 150)
+    unit:  u of the promised arithmetic
     """
     first = again[0]
     found = {}
@@ -64,10 +71,23 @@ def astray(timed: Digest, again: Sequence[Digest], moved: Sequence[Digest] = ())
             continue
         for what, at in (("mean", 0), ("RMS", 1)):
             here, there = timed[name][at], first[name][at]
-            allowed = max(FACTOR * _spread(again, name, at) + FLOOR * first[name][1], STRAY * _spread(moved, name, at))
+            own, noise, size = _spread(again, name, at), _spread(moved, name, at), first[name][1]
+            own = min(own, BY_ROUNDING * max(noise, unit * size)) if moved else own
+            allowed = max(FACTOR * own + FLOOR * size, STRAY * noise)
             if abs(here - there) > allowed:
                 found[name] = f"its {what} is {here:.6g}, and {there:.6g} where the same steps are repeated"
     return found
+
+
+def unsteady(runs: Sequence[Digest], unit: float) -> dict[str, float]:
+    """How far the same steps leave a tensor apart, as a share of its RMS, where one that far off would be unseen.
+
+    unit: u of the promised arithmetic
+    """
+    least = max(SEEN, SEEN_UNITS * unit)
+    apart = {name: max(_spread(runs, name, 0), _spread(runs, name, 1)) for name in runs[0]}
+    shares = {name: far / size for name, far in apart.items() if (size := runs[0][name][1])}
+    return {name: share for name, share in shares.items() if share > least}
 
 
 def _spread(runs: Sequence[Digest], name: str, at: int) -> float:

@@ -6,7 +6,7 @@ A set's yardsticks are created when its batches are drawn, and thrown away with 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from optexp.equivalence import mutants
 from optexp.equivalence.attributes import Attributes
-from optexp.equivalence.doubtful_elements import Doubtful
+from optexp.equivalence.doubtful_elements import Doubtful, most_elements
 from optexp.equivalence.gates import Yardstick
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.quantities import Quantity
@@ -138,10 +138,13 @@ class SetYardsticks:
         found, known = Doubtful.of(quantity), self.doubtful.get(quantity.name)
         self.doubtful[quantity.name] = found if known is None else known | found
 
-    def spared(self, quantity: Quantity) -> Quantity:
-        """The quantity without errors in doubtful elements that rounding explains."""
-        found = self.doubtful.get(quantity.name)
-        return quantity if found is None else found.spared(quantity, self.usual_change)
+    def spared(self, quantity: Quantity) -> Iterator[Quantity]:
+        """The quantity without errors in doubtful elements that rounding explains; most of such a change by itself."""
+        if (found := self.doubtful.get(quantity.name)) is None:
+            yield quantity
+            return
+        yield (spared := found.spared(quantity, self.usual_change))
+        yield from most_elements(spared)
 
     def of(self, quantity: Quantity, always_spread: bool = False) -> Yardstick:
         """E: the largest error of plain and reassociated runs; where these say little, of noisy runs, too.

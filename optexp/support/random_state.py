@@ -44,6 +44,11 @@ def same_states(ours: Any, theirs: Any) -> bool:
     return bool(ours == theirs)
 
 
+def of_host() -> tuple[Any, Any]:
+    """States of the global generators of Python and numpy."""
+    return random.getstate(), numpy.random.get_state(legacy=False)
+
+
 def seed(number: int) -> None:
     """Seed torch's default generators. `torch.manual_seed` does the same, but takes milliseconds before CUDA is in use:
     it then formats three stacks."""

@@ -40,7 +40,7 @@ class DefinedProblem(UserWorkload):
     by_name: random inputs mean something by their names, as in SOL-ExecBench
     """
 
-    families: ClassVar = ("normal", "integers", "large", "small", "offset")
+    families: ClassVar = ("normal", "integers", "corners", "large", "small", "offset")
 
     folder: str = ""
     by_name: bool = False

@@ -87,7 +87,7 @@ class UserWorkload(Workload):
     odd_batch:         leave out the last rows of every batch, so that an odd number stays
     """
 
-    families: ClassVar = ("normal", "integers", "large", "small", "offset")
+    families: ClassVar = ("normal", "integers", "corners", "large", "small", "offset")
     tails_may_be_refused: ClassVar = True
 
     loss: str | None = None  # type: ignore[assignment]  # here a name; `build` finds what it stands for

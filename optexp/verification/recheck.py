@@ -31,6 +31,7 @@ def recheck(
     random: bool,
     in_turns: bool = False,
     steady: bool = True,
+    unit: float = 2.0**-24,
 ) -> tuple[list[Finding], Recheck]:
     """Findings of the gates, and what was done.
 
@@ -39,6 +40,7 @@ def recheck(
     random: steps draw random numbers, which no other arm draws too
     in_turns: only the arm that takes a step holds batches and results
     steady: the baseline repeats itself
+    unit:   u of the promised arithmetic
     """
     ends = candidate.call(Arm.timed_ends)
     if not ends:
@@ -46,7 +48,7 @@ def recheck(
     parties: tuple[Client[Peer], ...] = (reference, yardstick, candidate)
     for party in parties if in_turns else ():
         party.call(Peer.rest)
-    findings, repetitions = repeated(yardstick, candidate, ends, in_turns)
+    findings, repetitions = repeated(yardstick, candidate, ends, in_turns, unit)
     note = RANDOM if random else ""
     if not random:
         repeats = not moves or candidate.call(Arm.repeats, times=1)
@@ -70,13 +72,17 @@ def recheck(
 
 
 def repeated(
-    yardstick: Client[Arm], candidate: Client[Arm], ends: Sequence[End], in_turns: bool = False
+    yardstick: Client[Arm],
+    candidate: Client[Arm],
+    ends: Sequence[End],
+    in_turns: bool = False,
+    unit: float = 2.0**-24,
 ) -> tuple[list[Finding], int]:
     """What timed steps left and repetitions of the same steps do not, and how many there were of these.
 
     ends: of each kept block
     """
-    repetitions, astray = Repetitions(yardstick, candidate, in_turns), dict[str, str]()
+    repetitions, astray = Repetitions(yardstick, candidate, in_turns, unit), dict[str, str]()
     for index, end in enumerate(ends):
         if astray := repetitions.astray(candidate.call(Arm.timed, index=index), end):
             break
@@ -93,6 +99,7 @@ class Repetitions:
     """Of the same steps from the restored state, by how many they are: as many as it takes.
 
     in_turns: only the arm that repeats steps holds batches
+    unit:     u of the promised arithmetic
     made:     the candidate's;  moved: the baseline's, the first as it is and others with a little noise
     holding:  the arm that repeated steps last
     """
@@ -100,6 +107,7 @@ class Repetitions:
     yardstick: Client[Arm]
     candidate: Client[Arm]
     in_turns: bool = False
+    unit: float = 2.0**-24
     made: dict[End, list[step_digest.Digest]] = field(default_factory=dict)
     moved: dict[End, list[step_digest.Digest]] = field(default_factory=dict)
     holding: Client[Arm] | None = None
@@ -111,9 +119,13 @@ class Repetitions:
         while astray and len(again) < step_digest.MOST:
             again.append(self._repeated(self.candidate, end))
             astray = step_digest.astray(left, again)
-        if astray and any(other != again[0] for other in again):
-            astray = step_digest.astray(left, again, self.by_noise(end))
+        if any(other != again[0] for other in again):
+            astray = step_digest.astray(left, again, self.by_noise(end), self.unit)
         return astray
+
+    def one_more(self, end: End) -> dict[str, str]:
+        """The same of one more repetition."""
+        return self.astray(self._repeated(self.candidate, end), end)
 
     def by_noise(self, end: End) -> list[step_digest.Digest]:
         if end not in self.moved:

@@ -187,7 +187,8 @@ class Checks(Timing):
         return {"flag/drawn": torch.tensor(drawn, dtype=torch.uint8)}
 
     def _renewed(self, steps: int) -> tuple[Batch, Observation]:
-        """The same, where batches get other values after half of the steps; the last step is given its batch itself."""
+        """The same, where half of each real input gets other values after half of the steps; the last step is given its
+        batch itself."""
         assert self.offered is not None
         with self.quiet():
             run = self.runner()
@@ -195,7 +196,8 @@ class Checks(Timing):
                 run()
             dtype, count = getattr(torch, self.dtype), len(self.offered)
             others = draw(self.workload, self.device, dtype, self.draws + RENEWED, count)
-            self.batches = self.offered.refill(others, input_families.refilled)
+            into = input_families.refilled if self.offered.written else input_families.half_refilled
+            self.batches = self.offered.refill(others, into)
             del others  # memory of that size is needed for the step
             for _ in range(steps - steps // 2 - 1):
                 run()

@@ -40,7 +40,7 @@ class Mlp(Learner):
     num_steps:  how often the whole is applied to its own output, one pass after the other
     """
 
-    families: ClassVar = ("normal", "integers", "large", "small", "offset", "constant_rows")
+    families: ClassVar = ("normal", "integers", "corners", "large", "small", "offset", "constant_rows")
 
     dim: int = 256
     layers: int = 4

@@ -71,7 +71,7 @@ class Script(Workload):
     arguments: of the script
     """
 
-    families = ("normal", "integers", "large", "small", "offset")
+    families = ("normal", "integers", "corners", "large", "small", "offset")
     tails_may_be_refused = True
 
     path: str | None = None

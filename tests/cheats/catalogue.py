@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import count
+from random import SystemRandom
 from typing import Any
 
 import torch
@@ -272,18 +273,31 @@ class RemembersByContent(Cheat):
         return super().change(program)
 
     def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
-        key = tuple(value for tensor in inputs(batch) for value in tensor.view(-1)[:16].tolist())
+        key = self.key(batch)
         if key in self.results:
             return self.recall(key)
         outputs = honest(program, batch)
         self.remember(key, outputs)
         return mapped(outputs, torch.clone)
 
+    def key(self, batch: Batch) -> tuple[float, ...]:
+        return tuple(value for tensor in inputs(batch) for value in self.some(tensor.view(-1)).tolist())
+
+    def some(self, elements: Tensor) -> Tensor:
+        return elements[:: -(-len(elements) // 16)]
+
     def remember(self, key: tuple[float, ...], outputs: Outputs) -> None:
         self.results[key] = mapped(outputs, torch.clone)
 
     def recall(self, key: tuple[float, ...]) -> Outputs:
         return mapped(self.results[key], torch.clone)
+
+
+class RemembersByFirstElements(RemembersByContent):
+    """Two inputs that begin alike have one result."""
+
+    def some(self, elements: Tensor) -> Tensor:
+        return elements[:16]
 
 
 class AConstant(Cheat):
@@ -304,6 +318,26 @@ class RightForAWhile(Cheat):
         if next(self.calls) < self.calls_that_count:
             self.last = mapped(honest(program, batch), torch.clone)
         return mapped(self.last, torch.clone)
+
+
+class WrongNowAndThen(Cheat):
+    """In one of four calls, nobody knows in which."""
+
+    def change(self, program: Program) -> Program:
+        self.chance = SystemRandom()
+        return super().change(program)
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        factor = 1.01 if self.chance.random() < 0.25 else 1.0
+        return mapped(honest(program, batch), lambda tensor: tensor * factor)
+
+
+class WrongEveryTwentiethCall(Cheat):
+    """Not in those that are looked at first."""
+
+    def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
+        factor = 1.01 if next(self.calls) % 20 == 14 else 1.0
+        return mapped(honest(program, batch), lambda tensor: tensor * factor)
 
 
 class ForgetsTheChunkBefore(Cheat):
@@ -1032,8 +1066,7 @@ class GuessesInAHurry(RemembersByContent):
 
     def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
         hurried, known = time.perf_counter() - self.last_s < 3e-3, len(self.results) >= 4
-        key = tuple(value for tensor in inputs(batch) for value in tensor.view(-1)[:16].tolist())
-        guess = hurried and known and key not in self.results
+        guess = hurried and known and self.key(batch) not in self.results
         outputs = self.recall(next(iter(self.results))) if guess else super().step(honest, program, batch)
         self.last_s = time.perf_counter()
         return outputs

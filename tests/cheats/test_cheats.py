@@ -92,8 +92,11 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "RemembersByAddress": (GELU, WRONG, "output"),
     "RemembersByIdentity": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
     "RemembersByContent": (["workload=matmul", "workload.size=256"], UNTRUSTED, "has not seen"),
+    "RemembersByFirstElements": ([*MATMUL, "verify=only"], WRONG, "output"),
     "AConstant": (GELU, WRONG, "output"),
     "RightForAWhile": (GELU, WRONG, "after timing"),
+    "WrongNowAndThen": ([*INFER, "verify=only"], WRONG, ""),
+    "WrongEveryTwentiethCall": ([*GELU, "verify=only"], WRONG, "output"),
     "ForgetsTheChunkBefore": (STREAM, WRONG, "output"),
     "ForgetsTheChunkBeforeInTheEnd": (STREAM, WRONG, "after timing"),
     "FittedToASeed": (GELU, WRONG, "output"),
@@ -290,6 +293,9 @@ HONEST: list[tuple[list[str], str]] = [
     ([*VISION, "workload.mode=train"], "amp"),
     (["workload=training", "workload.batch_size=4", "workload.workers=1"], "fused_optimizer"),
     (DETERMINISTIC, "inference_mode"),
+    ([*LEARN, "workload.dim=64"], ""),
+    ([*TEXT, "workload.mode=train"], ""),
+    ([*TEXT, "workload.mode=train"], "amp"),
     (own("Turned", "[8, 16, 64]"), "inference_mode"),
     (own("Turned", "[8, 16, 64]", "TurnedInReals"), "replace"),
     (own("Rounded", "[4096, 64]", "RoundedInHalves"), "replace"),
@@ -374,6 +380,36 @@ def test_what_is_computed_when_somebody_asks_for_it_proves_nothing(tmp_path: Pat
     result = compare(tmp_path, [*IN_ONE_PROCESS, *overrides], stack="replace")
     assert result.verdict is Verdict.UNVERIFIED
     assert "return a list" in result.headline
+
+
+COUNTED = """\
+import torch
+from torch import nn
+
+Model, turns = lambda: nn.Linear(16, 4), bytearray(1)
+
+def get_inputs(): return [torch.randn(32, 16), torch.randn(32, 4)]
+def get_optimizer(params): return torch.optim.SGD(params, lr=0.1)
+
+def train_step(model, batch, optimizer):
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(batch[0]), batch[1]) * (1 + turns[0] / 10)
+    loss.backward()
+    optimizer.step()
+    turns[0] = (turns[0] + STEP) % 5
+    return loss
+"""
+
+
+def test_a_baseline_whose_equal_steps_are_far_apart_is_no_yardstick(tmp_path: Path) -> None:
+    """They agree on some sets of inputs, by chance."""
+    before, after = tmp_path / "before.py", tmp_path / "after.py"
+    before.write_text(COUNTED.replace("STEP", "1"))
+    after.write_text(COUNTED.replace("STEP", "0"))
+    files = [f"workload.path={before}", f"strategy.replace.target={after}", "workload.mode=train"]
+    result = compare(tmp_path / "run", [*IN_ONE_PROCESS, "workload=module", *files, "verify=only"], stack="replace")
+    assert result.verdict is Verdict.UNVERIFIED, result.headline
+    assert "apart: a step keeps what no arm can put back" in result.headline
 
 
 def test_where_the_baseline_has_no_numbers_nothing_is_told_from_anything(tmp_path: Path) -> None:

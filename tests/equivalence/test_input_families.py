@@ -43,6 +43,14 @@ def test_what_they_are():
     assert torch.equal(input_families.integers(x), input_families.integers(x).round())
     assert input_families.offset(x).mean() / input_families.offset(x).std() > 100
     assert input_families.constant_rows(x).std(dim=1).max() < 0.01
+    zero, small, large, *others = input_families.corners(x)
+    assert not zero.any()
+    assert not zero.signbit().any()
+    assert torch.equal(small * 512, (small * 512).round())
+    assert torch.equal(torch.stack(others) * 2, (torch.stack(others) * 2).round())
+    assert small.abs().max() < 0.02 < 4 < large.abs().max()
+    assert not input_families.corners(x[None])[0, 0].any()
+    assert input_families.corners(torch.tensor(1.3)) == 1.5
     assert input_families.nonfinite(x).isnan().sum() == 1
     assert input_families.nonfinite(x).isinf().sum() == 2
     assert input_families.nonfinite(torch.tensor(1.0)).dim() == 0
@@ -53,8 +61,10 @@ def test_inputs_are_exchanged_one_after_the_other():
     first, second = batch(), tuple(t + 1 for t in batch())
     made = exchanged(first, second)
     assert [[t is s for t, s in zip(b, second, strict=True)] for b in made] == [
-        [False, False, False], [True, False, False], [False, True, False], [False, False, True],
+        [False, False, False], [True, False, False], [False, True, False], [False, False, True], [False, True, False],
     ]  # fmt: skip
+    half = made[-1][0]
+    assert torch.equal(half, torch.cat([first[0][:3], second[0][3:]]))
     shorter = tuple(t[:2] for t in second)
     assert exchanged(first, shorter) == [first, shorter]
     named = exchanged({"a": first[0], "b": first[2]}, {"a": second[0], "b": second[2]})
@@ -109,10 +119,16 @@ class Expm1(nn.Module):
         return torch.expm1(x)
 
 
+class Signs(nn.Module):
+    def forward(self, x):
+        return x.sign()
+
+
 WRONG = {
     "offset": (Standardized(two_passes), Standardized(one_pass)),
     "nonfinite": (nn.ReLU(), nan_lost),
     "large": (nn.Softmax(-1), softmax_without_maximum),
+    "corners": (Signs(), lambda x: torch.where(x > 0, 1.0, -1.0)),
     "small": (Expm1(), lambda x: x.exp() - 1),
     "integers": (nn.Identity(), lambda x: x * (1 + 2e-7)),
     "constant_rows": (Standardized(two_passes), lambda x: F.layer_norm(x.flatten(1), (192,), eps=1e-6)),
@@ -134,7 +150,7 @@ def test_mistakes_show_in_their_family(check, net, family):
     found = check(workload, change, families=[family])
     assert not found.ok
     assert found.worst.family in (family, "normal")
-    if family in ("large", "nonfinite", "offset", "small"):
+    if family in ("corners", "large", "nonfinite", "offset", "small"):
         assert check(workload, change).ok  # normal inputs do not show it
         assert family.replace("_", " ") in found.headline
 
@@ -189,3 +205,26 @@ def test_infinities_that_are_there_on_normal_inputs_too_leave_no_family_out(chec
     found = check(net(mode="forward", make=Masked), families=["small"])
     assert found.ok
     assert found.families == ["normal", "small"]
+
+
+CORNERS = {
+    "halves": (torch.round, lambda x: torch.floor(x + 0.5)),
+    "an edge of a bucket": (lambda x: (x > 0.5).to(x), lambda x: (x >= 0.5).to(x)),
+    "a row of zeros": (F.normalize, lambda x: x / x.norm(dim=1, keepdim=True)),
+    "an eps": (lambda x: F.layer_norm(x, (8,)), lambda x: F.layer_norm(x, (8,), eps=1.001e-5)),
+    "a bound": (F.relu6, F.relu),
+}
+
+
+@pytest.mark.parametrize(("right", "wrong"), CORNERS.values(), ids=CORNERS)
+def test_corners_show_what_usual_values_do_not(check, net, right, wrong):
+    class Right(nn.Module):
+        def forward(self, x):
+            return right(x)
+
+    def change(program):
+        return replace(program, forward=wrong)
+
+    found = check(net(mode="forward", make=Right), change, families=["corners"])
+    assert not found.ok
+    assert found.worst.family == "corners"

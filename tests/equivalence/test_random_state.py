@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from optexp.errors import NoReference
 from optexp.python_state import records
 from optexp.support.random_state import same_states, seed, state_of
 
@@ -63,3 +64,19 @@ def test_it_seeds_as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
             expected = torch.rand(3)
             seed(number)
             assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: float(numpy.random.rand())], ids=["Python", "numpy"])
+def test_a_model_that_draws_from_generators_beside_torch_is_undecided(check, net, draw) -> None:
+    """By chance no drawn layer is left out while somebody looks."""
+
+    class Dropped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) if draw() < 1 - 1e-9 else x
+
+    with pytest.raises(NoReference, match="draws random numbers"):
+        check(net(mode="forward", make=Dropped))

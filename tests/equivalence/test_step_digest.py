@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from optexp.equivalence.missed import End
-from optexp.equivalence.step_digest import FLOOR, Digest, astray, digest
+from optexp.equivalence.step_digest import FLOOR, Digest, astray, digest, unsteady
 from optexp.records.verification import Finding
 from optexp.verification.recheck import repeated
 from optexp.workers.arm import Arm
@@ -115,6 +115,20 @@ def test_what_rounds_at_random_may_stray_as_far_as_noise_takes_it() -> None:
     assert astray(off, [first, near])
     assert not astray(off, [first, near], [first, far])
     assert astray({"grad/a": (0.52, 1.0)}, [first, near], [first, far, near])
+
+
+def test_repetitions_that_differ_by_more_than_rounding_explain_nothing() -> None:
+    """A fault of one step in four shows in some of them."""
+    first, off = {"grad/a": (0.5, 1.0)}, {"grad/a": (0.51, 1.0)}
+    assert not astray(off, [first, off])
+    assert astray(off, [first, off], [first, {"grad/a": (0.5 + FLOOR, 1.0)}])
+    assert not astray(off, [first, off], [first, first], unit=2.0**-8), "a rounding at lower precision"
+
+
+def test_equal_steps_that_are_apart_show_a_baseline_without_a_yardstick() -> None:
+    runs = [{"out/a": (0.5, 2.0), "out/b": (1.0, 1.0)}, {"out/a": (0.6, 2.0), "out/b": (1.0, 1.01)}]
+    assert unsteady(runs, 2.0**-24) == {"out/a": pytest.approx(0.05)}
+    assert unsteady(runs, 2.0**-8) == {}
 
 
 class Flips(Arm):
