@@ -33,9 +33,13 @@ _AMPLITUDE = {"float64": 64.0, "float32": 64.0, "tf32": 1.0, "float16": 2.0, "bf
 _CONTAINERS = (nn.ParameterList, nn.ParameterDict)  # childless, but never called
 
 
-def amplitude(name: str) -> float:
-    """Of the usual noise in an arithmetic, relative to what it is added to."""
-    return _AMPLITUDE.get(name, _AMPLITUDE["bfloat16"]) * tolerance_of(name).unit
+def amplitude(name: str, share: float = 1.0) -> float:
+    """Of noise in an arithmetic, relative to what it is added to.
+
+    share: of the usual noise; less than 1 u is none, as a product's rounded inputs leave that much
+    """
+    usual = _AMPLITUDE.get(name, _AMPLITUDE["bfloat16"])
+    return max(share * usual, min(usual, 1.0)) * tolerance_of(name).unit
 
 
 def alone(model: nn.Module) -> bool:
@@ -78,7 +82,7 @@ def noisy(
         if value.device not in generators:
             generators[value.device] = torch.Generator(value.device).manual_seed(seed)
         wide = torch.float64 if value.dtype is torch.float64 else torch.float32
-        scale = value.detach().to(wide).square().mean().sqrt() * (share * amplitude(name))
+        scale = value.detach().to(wide).square().mean().sqrt() * amplitude(name, share)
         with temporarily_clear_interpreter_stack():  # vmap draws nothing; every row gets the same
             drawn = torch.randn(value.shape, generator=generators[value.device], device=value.device, dtype=wide)
         noise = drawn * scale

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from optexp.equivalence.noise import RUNS, noisy
+from optexp.equivalence.noise import RUNS, amplitude, noisy
+from optexp.support.tolerances import tolerance_of
 
 
 def relative(model, x, seed=1):
@@ -21,6 +22,14 @@ def relative(model, x, seed=1):
 def test_noise_is_in_proportion_to_rounding(dtype, units):
     model = nn.Sequential(nn.Identity())
     assert relative(model, torch.randn(4096, dtype=dtype)) == pytest.approx(units, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "units"),
+    [("float32", 0.25, 16.0), ("tf32", 0.25, 1.0), ("bfloat16", 0.25, 1.0), ("tf32", 1.0, 1.0), ("bfloat16", 1.0, 2.0)],
+)
+def test_a_share_of_the_noise_still_meets_the_ties_of_rounded_inputs(name: str, share: float, units: float) -> None:
+    assert amplitude(name, share) == units * tolerance_of(name).unit
 
 
 def test_a_model_without_children_is_its_own_leaf():
