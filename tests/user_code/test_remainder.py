@@ -65,4 +65,4 @@ def test_it_ends_a_set(tmp_path) -> None:
         family: [len(next(iter(tensors_of(batch).values()))) for batch in source.draw(0, 2, family).batches]
         for family in (NORMAL, ONE_BY_ONE)
     }
-    assert sizes == {NORMAL: [8, 8, 6], ONE_BY_ONE: [8, 8]}
+    assert sizes == {NORMAL: [8, 8, 6], ONE_BY_ONE: [8, 8, 8]}
