@@ -120,10 +120,13 @@ def _moves_alike(ours: tuple[Any, Any], theirs: tuple[Any, Any], unit: float, by
         return bool(one - before == other - started)
     if type(one) is not type(other) and not all(_real(value) and _wide(value).numel() == 1 for value in (one, other)):
         return False
-    allowed = _allowed(unit, True, started, other) + NOISE * by
-    if drifted and (off := _distance(0.0, before, 0.0, started)):
-        allowed += NOISE * off
-    return _distance(before, one, started, other) <= allowed
+    if (far := _distance(before, one, started, other)) == inf:  # of other shapes
+        return False
+    allowed, off = _allowed(unit, True, started, other) + NOISE * by, 0.0
+    if drifted and _real(started) and _real(before):
+        off = _distance(0.0, before, 0.0, started)
+        off = off if off <= FINE * float(_wide(started).norm()) else 0.0  # else it is another thing
+    return far <= allowed + NOISE * off
 
 
 def _leaves(ours: Pair, theirs: Pair) -> list[tuple[Any, Any, Any, Any]]:
