@@ -144,6 +144,8 @@ def infer_shapes(model: fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str
         norm.momentum = 0.0
     try:
         ShapeProp(model, FakeTensorMode(allow_non_fake_inputs=True)).propagate(*inputs)
+    except RuntimeError as error:  # which shows a node of the graph, and has the reason as its cause
+        raise error.__cause__ or error from None
     finally:
         for norm in counting:
             norm.momentum = None

@@ -127,7 +127,7 @@ class Replace(Strategy):
         assert self.target is not None
         if self.whole_file:
             aliases = {theirs: Alias(name) for name, theirs in self.first_names.items()}
-            return replace(program, aliases=aliases or program.aliases), {"file": self.target}
+            return replace(program, aliases=aliases or program.aliases, apart=True), {"file": self.target}
         old, found, by_values = program.model, find(self.target, KEY), False
         ours = with_objects(self.args, "strategy.replace.args"), with_objects(self.kwargs, "strategy.replace.kwargs")
         given = ours if self.args or self.kwargs else program.made_with

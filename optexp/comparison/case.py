@@ -89,6 +89,7 @@ class Case:
             families=self._few() if not settings.thorough else self.families() if here else (),
             overwrites=self.overwrites,
             follow=settings.thorough and workload.mode == "train",
+            apart=self.rebuilt and self.steps.own,
             in_turns=self.session.in_turns,
         )
 

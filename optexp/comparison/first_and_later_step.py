@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from optexp.comparison.case import COUNTED, Case
 from optexp.equivalence.effects import title
-from optexp.equivalence.footprint import to_judge
+from optexp.equivalence.footprint import changing, one_sided, to_judge
 from optexp.equivalence.missed import LOOKS, SHARE, End, miss_rate
+from optexp.equivalence.schedules import APART
 from optexp.errors import Failure
-from optexp.records.verification import Finding, GateResult, Verification
+from optexp.records.verification import Finding, GateResult, Verification, broken
 from optexp.verification import first_step
 from optexp.verification.outcome import failure
 from optexp.verification.recheck import Repetitions, findings_of
@@ -26,6 +27,10 @@ MOVED_BY_ROUNDING = (
     "after {} steps a little noise in the baseline's first parameters gives another {}, too: the step keeps there what"
     " rounding alone moves, as a bias before a norm, whose gradient is zero but for rounding, and which Adam moves all"
     " the same; such a layer needs no bias (bias=False)"
+)
+BY_HAND = (
+    "{} changes the learning rate after {} steps, too, and the other program sets its rates by hand: those of its later"
+    " steps were not seen; use a scheduler of torch in both"
 )
 LATER, LATER_S = 48, 8.0  # steps before one that is looked at, where steps change what later ones begin with, or may
 
@@ -81,6 +86,32 @@ def check_rare_steps(
     for steps in to_judge(theirs, ours):
         if found.ok:
             _judge_at(case, found, reference, yardstick, candidate, steps)
+    if found.ok and case.rebuilt and (schedules := one_sided(theirs[-1], ours[-1])):
+        _check_rates(case, found, schedules, yardstick, candidate)
+
+
+def _check_rates(
+    case: Case,
+    found: Verification,
+    schedules: Mapping[str, Sequence[float]],
+    yardstick: Client[Arm],
+    candidate: Client[Arm],
+) -> None:
+    """Where one program has schedules and the other sets rates by hand: rates of as many steps as there is time for.
+
+    Raises:
+        Failure: A schedule changes a rate later than that.
+    """
+    expected = yardstick.call(Arm.rates_of_steps)
+    rates = candidate.call(Arm.rates_of_steps, steps=len(expected))
+    most = max((abs(rate) for each in expected for rate in each), default=0.0)
+    for step, (ours, theirs) in enumerate(zip(rates, expected, strict=True), start=1):
+        if any(abs(one - other) > APART * most for one, other in zip(ours, theirs, strict=False)):
+            text = f"learning rates are {ours}, the baseline's {theirs}"
+            _fail(case, found, [replace(broken("rates", text), step=step)], f"after {step} steps")
+            return
+    if name := changing(schedules, len(expected)):
+        raise Failure("NoReference", BY_HAND.format(name, len(expected)))
 
 
 def _judge_at(

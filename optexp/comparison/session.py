@@ -51,6 +51,14 @@ from optexp.workers.spec import Spec
 if TYPE_CHECKING:
     from optexp.comparison.known_baseline import KnownBaseline
 
+UNLIKE = (
+    "the model is not the same in every process ({} differs): what draws its values must follow the seed of torch,"
+    " numpy or random"
+)
+OTHER_VALUES = (
+    "the second program's model begins with other values than the first one's ({} differs), as with another seed or"
+    " another initialization: give both the same torch.manual_seed, and build the model in the same order"
+)
 # Keys that change how a comparison runs, and not what it compares.
 BY_FAR = 1.5  # times the remaining time of a search that a forecast exceeds: it may be too long itself
 NOT_COMPARED = {"replay", "device", "isolation", "verify", "horizon_steps", "timeout_s", "profile", "auto", "patch"}
@@ -231,12 +239,11 @@ class Session:
             self.result.notes += self.on_memory(bare.batch_bytes)
         notes = self.result.notes
         notes += [remark for remark in bare.workload.remarks if remark not in notes]
-        for info in (*(setup.workload for setup in setups), *([judge] if judge else [])):
+        infos = [*((setup.workload, setup.rebuilt) for setup in setups), *([(judge, False)] if judge else [])]
+        for info, rebuilt in infos:
             if different := [name for name, value in info.built.items() if built.get(name, value) != value]:
-                raise NoReference(
-                    f"the model is not the same in every process ({different[0].partition('/')[2]} differs):"
-                    " what draws its values must follow the seed of torch, numpy or random",
-                )
+                tensor = different[0].partition("/")[2]
+                raise NoReference(OTHER_VALUES.format(tensor) if rebuilt else UNLIKE.format(tensor))
 
     def calibrated(self, calibration: Calibration) -> Calibration:
         """Set the device's ceilings; a CPU's are the highest that this comparison has seen."""

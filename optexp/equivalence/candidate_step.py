@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import torch
 from torch import Tensor
 
 from optexp.equivalence import loss_scale
+from optexp.equivalence.counterparts import instead_of, without
 from optexp.equivalence.effects import broken_effects
 from optexp.equivalence.fp64_quantities import causes, quantities
 from optexp.equivalence.gates import exact
@@ -20,6 +21,7 @@ from optexp.equivalence.observation import Observation
 from optexp.equivalence.optimizer_rules import unlike_rules, with_rules
 from optexp.equivalence.quantities import Quantity, is_noise, source
 from optexp.equivalence.quantity_gates import baseline_at, compare, rows_far_off, unseen_for
+from optexp.equivalence.schedules import unlike_schedules
 from optexp.equivalence.tensor_math import alike
 from optexp.equivalence.trajectory import TIMED
 from optexp.errors import NoReference
@@ -34,19 +36,35 @@ class CandidateStep:
     """The candidate's run of the step whose yardsticks are complete.
 
     seen: its observation, where fp64 runs
+    instead: by key of the baseline's optimizer state, what the candidate keeps in its place, with other values
     """
 
     inputs: InputSet
     step: int
     seen: Observation
+    instead: Mapping[str, str] = field(default_factory=dict)
 
     def findings(self) -> list[Finding]:
         """Findings of all gates; of G0 alone where effects differ.
 
         Raises NoReference where gradients overflow so that no update can be compared.
         """
+        self.inputs.fp64.adopt(self.inputs.baseline)
+        seen, instead = self.inputs.counterparts.translated(self.seen, self.inputs.baseline)
+        seen, amiss = self._remembered(seen)
+        named = replace(self, seen=seen, instead=instead)
+        return [*amiss, *(instead_of(*names) for names in instead.items()), *named._in_baseline_names()]
+
+    def _remembered(self, seen: Observation) -> tuple[Observation, list[Finding]]:
+        """The same with the baseline's names of what a step keeps in Python, of a program that was written apart."""
+        state, inputs = self.inputs.fp64.program.step_state, self.inputs
+        if state is None or not seen["flag/apart"]:
+            return seen, []
+        spread, unit = inputs.yardsticks.state_spread, inputs.arithmetic.row.unit
+        return inputs.counterparts.remembered(seen, inputs.baseline, state, unit, spread, drifted=self.step == TIMED)
+
+    def _in_baseline_names(self) -> list[Finding]:
         inputs, seen, baseline = self.inputs, self.seen, self.inputs.baseline
-        inputs.fp64.adopt(baseline)
         skips = loss_scale.skipped(seen)
         if differs := self._skips_differently(skips):
             return [differs]
@@ -55,7 +73,7 @@ class CandidateStep:
         attributes = inputs.yardsticks.attributes.compare(
             seen, baseline, inputs.arithmetic.row.unit, drifted=self.step == TIMED
         )
-        rules = [*unlike_rules(seen, baseline)]
+        rules = [*unlike_rules(seen, baseline), *(unlike_schedules(seen, baseline) if seen["flag/apart"] else ())]
         results = with_rules(self._results(), rules)
         return [*rules, *attributes, *self._remarks(skips), *results, *self._loss_scales()]
 
@@ -73,7 +91,8 @@ class CandidateStep:
         """G0."""
         inputs, ignored = self.inputs, self.inputs.traits.unrepeated_state
         initial = inputs.fp64.initial if self.step == 0 else None
-        ours, theirs = ({n: t for n, t in arm.items() if n not in ignored} for arm in (self.seen, inputs.baseline))
+        baseline = without(inputs.baseline, self.instead)
+        ours, theirs = ({n: t for n, t in arm.items() if n not in ignored} for arm in (self.seen, baseline))
         theirs["flag/inputs_intact"] = torch.tensor(not inputs.traits.writes_inputs)  # a repeated batch may hide it
         by_value = not inputs.arithmetic.keeps_precision
         return list(broken_effects(ours, theirs, initial, by_value, skips, self._same_step_state))
@@ -114,6 +133,8 @@ class CandidateStep:
         inputs, findings, beside = self.inputs, list[Finding](), list[tuple[Element, Tensor]]()
         equal = alike(self.seen, inputs.baseline)
         for quantity in chain.from_iterable(map(inputs.yardsticks.spared, quantities(inputs, self.step, self.seen))):
+            if self.instead and self.step > 0 and quantity.name.startswith(("change/", "optimizer/")):
+                continue  # of an update from state that float64's optimizer does not have
             if is_noise(quantity, inputs.plain(quantity).rms):
                 continue
             finding = self._finding(quantity, equal)

@@ -15,7 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from optexp.equivalence.observation import Observation
-from optexp.equivalence.optimizer_rules import RULE
+from optexp.equivalence.optimizer_rules import LATER, RULE
+from optexp.equivalence.schedules import TOGETHER
 from optexp.equivalence.tensor_math import identical, rms
 
 HELD = ("before/param/", "before/buffer/")
@@ -68,6 +69,14 @@ class Footprint:
         ours, theirs = self.numbers, other.numbers
         return not all(isclose(ours[key], theirs[key], rel_tol=CLOSE) for key in ours.keys() & theirs.keys())
 
+    def later_rates(self) -> dict[str, list[float]]:
+        """What schedules will make of the learning rates, by name of the schedule."""
+        found = dict[str, list[float]]()
+        for key, value in self.numbers.items():
+            if f"/{LATER}/" in key:
+                found.setdefault(key.partition("/")[0], []).append(value)
+        return found
+
     def apart(self, other: Footprint) -> dict[str, float]:
         """How unlike the sizes of both arms' changes are, relative to the larger, by name."""
         both = {name: (self.sizes[name], other.sizes[name]) for name in self.sizes.keys() & other.sizes.keys()}
@@ -82,6 +91,7 @@ def to_judge(baseline: Sequence[Footprint], candidate: Sequence[Footprint]) -> l
         *islice((step for step, (ours, theirs) in pairs if ours.differs(theirs)), 1),
         *islice((step for step, (ours, theirs) in pairs if ours.computes_otherwise(theirs)), 1),
         *islice(_sudden([ours.apart(theirs) for _, (ours, theirs) in pairs]), 1),
+        *islice((step for step, found in enumerate(_kinds_apart(baseline, candidate), start=1) if found), 1),
         next((step for step in LAST if step <= len(baseline)), len(baseline)),
     }
     kinds = {each.kind for each in baseline[:JUDGED]}
@@ -90,6 +100,33 @@ def to_judge(baseline: Sequence[Footprint], candidate: Sequence[Footprint]) -> l
             kinds.add(each.kind)
             chosen.add(step)
     return sorted(chosen)
+
+
+def _kinds_apart(baseline: Sequence[Footprint], candidate: Sequence[Footprint]) -> Iterator[bool]:
+    """Of each step, whether it is of a kind that one of the arms met earlier than the other: names may differ."""
+    met: tuple[dict[str, int], dict[str, int]] = {}, {}
+    for step, each in enumerate(zip(baseline, candidate, strict=True)):
+        first, other = (seen.setdefault(one.changed, step) for seen, one in zip(met, each, strict=True))
+        yield first != other
+
+
+def one_sided(baseline: Footprint, candidate: Footprint) -> dict[str, list[float]]:
+    """Later rates of the schedules of one arm, by name, where the other has none and sets rates by hand."""
+    ours, theirs = candidate.later_rates(), baseline.later_rates()
+    return {} if bool(ours) is bool(theirs) else ours or theirs
+
+
+def changing(schedules: Mapping[str, Sequence[float]], steps: int) -> str:
+    """The first schedule that changes a rate after so many steps."""
+    ahead = {name: rates[2 * (steps // TOGETHER) :] for name, rates in schedules.items()}
+    return next(
+        (
+            name
+            for name, rates in ahead.items()
+            if any(not isclose(rate, rates[at % 2], rel_tol=CLOSE) for at, rate in enumerate(rates))
+        ),
+        "",
+    )
 
 
 def _sudden(apart: Sequence[Mapping[str, float]]) -> Iterator[int]:

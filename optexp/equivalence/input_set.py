@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from optexp.equivalence.arithmetic import Arithmetic
 from optexp.equivalence.baseline_traits import BaselineTraits
+from optexp.equivalence.counterparts import Counterparts
 from optexp.equivalence.fp64_reference import Fp64Reference
 from optexp.equivalence.gates import Yardstick
 from optexp.equivalence.input_families import FAMILIES
@@ -23,6 +24,7 @@ class InputSet:
     traits:     of the baseline, from this set and those before
     yardsticks: of this set
     candidate:  the candidate's observation that the gates saw last; empty before the first
+    counterparts: what the candidate calls the baseline's state
     """
 
     fp64: Fp64Reference
@@ -30,6 +32,7 @@ class InputSet:
     traits: BaselineTraits
     yardsticks: SetYardsticks = field(default_factory=SetYardsticks)
     candidate: Observation = field(default_factory=dict)
+    counterparts: Counterparts = field(default_factory=Counterparts)
 
     @property
     def step(self) -> int:

@@ -22,6 +22,7 @@ flag/finished          1 where outputs no longer change after the step's own str
 flag/random            1 where the step drew random numbers
 flag/noisy             1 with noise, whose value is the seed. Of after/, it has at most after/param/ (a user's step)
 flag/another_model     1 where the model is another one than the baseline's
+flag/apart             1 where the whole program was written apart from the baseline's
 flag/reassociated      how many operators took another order; −1 in a run that was asked for none. Of after/,
                        such a run has the same
 flag/coarsest          the largest eps that it met of an arithmetic; 0 in other runs
@@ -200,7 +201,8 @@ def _of_process(program: Program, start: _Start) -> Observation:
         drawn |= not all(map(random_state.same_states, start.host, random_state.of_host()))
     return {
         "random": torch.tensor(drawn, dtype=torch.uint8),
-        "another_model": torch.tensor(keeps is not None and keeps.another, dtype=torch.uint8),
+        "another_model": torch.tensor(program.apart or (keeps is not None and keeps.another), dtype=torch.uint8),
+        "apart": torch.tensor(program.apart, dtype=torch.uint8),
     }
 
 

@@ -7,12 +7,13 @@ that differ by one rounding, and a candidate may stray three times as far as tho
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf, isfinite
+from math import inf, isclose, isfinite
 
 import torch
 from torch import Tensor
 
 from optexp.equivalence.noise import move
+from optexp.equivalence.optimizer_rules import LATER
 from optexp.program import Batch, Program
 from optexp.support.reading import read
 
@@ -27,17 +28,35 @@ FLOOR = 16.0  # roundings of the loss itself
 class Rates:
     """The learning rates of a program's optimizer, each a multiple of what it is when this is made."""
 
+    kept = False  # at what steps leave
+
     def __init__(self, program: Program) -> None:
         self.groups = program.optimizer.param_groups if program.optimizer is not None else []
         self.own = [float(group["lr"]) for group in self.groups]
 
     def set(self, factor: float) -> None:
         """As a scheduler does: a rate that lives in a tensor is written there."""
+        if self.kept:
+            return
         for group, own in zip(self.groups, self.own, strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(own * factor)
             else:
                 group["lr"] = own * factor
+
+
+def sets_rates(program: Program, batch: Batch, rates: Rates) -> bool:
+    """Whether a user's step sets its learning rates itself: by a schedule, or by hand whatever they were."""
+    if program.step_state is None:
+        return False
+    if any(LATER in groups[0] for _, groups in program.step_state.rules().values()):
+        return True
+    rates.set(RATES[1])
+    program.step(program, batch)
+    left = [float(group["lr"]) for group in rates.groups]
+    return any(
+        rate != own * RATES[1] and isclose(rate, own, rel_tol=0.1) for rate, own in zip(left, rates.own, strict=True)
+    )
 
 
 def losses(program: Program, batches: Sequence[Batch], rates: Rates, unit: float = 0.0, seed: int = 0) -> list[float]:

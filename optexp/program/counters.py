@@ -127,6 +127,14 @@ def _entry(owner: Any, key: Any) -> Any:
     return owner[key] if key < len(owner) else None
 
 
+def states(optimizer: Optimizer, prefix: str = "") -> Iterator[tuple[str, Mapping[Any, Any]]]:
+    """The state of an optimizer, and of those that it is around and that keep one of their own, by a prefix."""
+    yield prefix, optimizer.state
+    for name, inner in list(vars(optimizer).items()):
+        if isinstance(inner, Optimizer) and inner is not optimizer and inner.state is not optimizer.state:
+            yield from states(inner, f"{prefix}{name}.")
+
+
 def _holders(optimizer: Optimizer) -> dict[str, Any]:
     """Dicts that hold values: the groups, the optimizer's own attributes, and its state."""
     groups = {f"group{index}": group for index, group in enumerate(optimizer.param_groups)}

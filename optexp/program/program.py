@@ -91,6 +91,22 @@ class StepState(Protocol):
         """
         ...
 
+    def alike_in_kind(self, ours: bytes, theirs: bytes) -> bool:
+        """Whether an entry of two arms holds as many values, in the same places."""
+        ...
+
+    def lacking(
+        self, ours: Sequence[bytes], theirs: bytes, unit: float, noise: Sequence[float], drifted: bool
+    ) -> list[bool]:
+        """Values that an entry of the other arm changes, and none of ours changes alike: whether each is a real number.
+
+        Args:
+            ours: Entries of one arm, as `changed` packs them.
+            theirs: An entry of the other arm, whatever its name.
+            unit, noise, drifted: As `alike` takes them.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class Alias:
@@ -123,6 +139,7 @@ class Program:
     made_with:  positional and keyword arguments of the model's class, if known
     step_state: state of a user's own step outside model and optimizer
     keeps:      the model's Python state when the program was built
+    apart:      written apart from the baseline's: what its step keeps has names of its own
     """
 
     model: nn.Module
@@ -142,6 +159,7 @@ class Program:
     made_with: tuple[Sequence[Any], Mapping[str, Any]] = ((), {})
     step_state: StepState | None = None
     keeps: ModelState | None = field(default=None, compare=False)
+    apart: bool = False
 
     @property
     def own_step(self) -> bool:
@@ -215,12 +233,12 @@ class Program:
             tensors |= wrapped.parts(alias(p.data), f"param/{alias.name}")
         tensors |= {f"buffer/{name}": buffer for name, buffer in self.buffers().items()}
         if self.optimizer is not None:
-            for alias, key, values in self._kept():
+            for alias, name, values, key in self._kept():
                 if isinstance(value := values[key], Tensor):
-                    tensors[f"optimizer/{alias.name}/{key}"] = alias(read(value))
+                    tensors[f"optimizer/{alias.name}/{name}"] = alias(read(value))
                 elif isinstance(value, (int, float)):
                     kind = torch.float64 if isinstance(value, float) else None
-                    tensors[f"optimizer/{alias.name}/{key}"] = torch.tensor(value, dtype=kind, device="cpu")
+                    tensors[f"optimizer/{alias.name}/{name}"] = torch.tensor(value, dtype=kind, device="cpu")
             for name, value in self.counted().items():
                 kind = torch.float64 if isinstance(value, float) else None
                 held = read(value) if isinstance(value, Tensor) else torch.tensor(value, dtype=kind, device="cpu")
@@ -265,9 +283,9 @@ class Program:
                 self._assign(name.removeprefix("buffer/"), values[name].to(tensor))
             else:
                 tensor.copy_(values[name])
-        for alias, key, kept in self._kept():
+        for alias, label, kept, key in self._kept():
             if isinstance(kept[key], (int, float)):
-                kept[key] = values[f"optimizer/{alias.name}/{key}"].item()
+                kept[key] = values[f"optimizer/{alias.name}/{label}"].item()
         if self.optimizer is not None:
             kept = {name: value for name, value in values.items() if is_counted(name)}
             counters.put(self.optimizer, kept, followed=self.own_step)
@@ -301,15 +319,17 @@ class Program:
         """
         return {} if self.optimizer is None else counters.counted(self.optimizer, followed=self.own_step)
 
-    def _kept(self) -> Iterator[tuple[Alias, str, dict[str, Any]]]:
-        """The optimizer's state of the model's parameters: parameter's alias, key, and the dict that holds the key.
+    def _kept(self) -> Iterator[tuple[Alias, str, dict[str, Any], str]]:
+        """The optimizer's state of the model's parameters: parameter's alias, name, the dict that holds it, its key.
 
-        That of other tensors, such as those of a second network, belongs to `step_state`.
+        That of other tensors, such as those of a second network, belongs to `step_state`. An optimizer around another
+        one keeps that one's state, too.
         """
         aliases: dict[Tensor, Alias] = {p: alias for alias, p in self.parameters()}
-        for parameter, values in self.optimizer.state.items() if self.optimizer is not None else ():
-            for key in values if parameter in aliases else ():
-                yield aliases[parameter], key, values
+        for prefix, state in counters.states(self.optimizer) if self.optimizer is not None else ():
+            for parameter, values in state.items():
+                for key in values if parameter in aliases else ():
+                    yield aliases[parameter], f"{prefix}{key}", values, key
 
 
 Step = Callable[[Program, Batch], Outputs]

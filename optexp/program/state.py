@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from optexp.errors import NoReference
 from optexp.program.counters import is_counted
+from optexp.program.not_called import NotCalled
 from optexp.program.program import Program
 from optexp.python_state.model_state import ModelState
 from optexp.python_state.records import Table
@@ -87,9 +88,10 @@ def first_value(key: str, tensor: Tensor, rate: float) -> Tensor:
         tensor: The state now.
         rate: Learning rate of the tensor that the state belongs to.
     """
-    if key in BEGIN_AS_ONE:
+    short = key.rpartition(".")[2]  # of an optimizer within another
+    if short in BEGIN_AS_ONE:
         return torch.ones_like(tensor)
-    return torch.full_like(tensor, rate) if key in BEGIN_AS_RATE else torch.zeros_like(tensor)
+    return torch.full_like(tensor, rate) if short in BEGIN_AS_RATE else torch.zeros_like(tensor)
 
 
 @contextmanager
@@ -148,6 +150,7 @@ def prime(program: Program) -> None:
     """
     if program.optimizer is None:
         return
+    _take_hooks(program.optimizer)
     rows = _with_sparse_gradients(program.model, program.optimizer)
 
     def closure() -> Tensor:
@@ -160,6 +163,12 @@ def prime(program: Program) -> None:
     with preserved(program):
         _step_on_zeros(program.optimizer, closure)
     clear_gradients(program.model)
+
+
+def _take_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer's step run hooks, where its class leaves out torch's constructor, as one around another does."""
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks") and not isinstance(optimizer, NotCalled):
+        torch.optim.Optimizer.__setstate__(optimizer, {})
 
 
 def _step_on_zeros(optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor]) -> None:

@@ -72,6 +72,63 @@ def alike(
     return True
 
 
+def alike_in_kind(ours: Pair, theirs: Pair) -> bool:
+    """Whether both hold as many values, in the same places."""
+    one, other = ([tree_flatten(_sorted(_opened(value, {})))[1] for value in pair] for pair in (ours, theirs))
+    return one == other
+
+
+def lacking(
+    ours: Sequence[Pair], theirs: Pair, unit: float = 0.0, noise: Sequence[float] = (), drifted: bool = False
+) -> list[bool]:
+    """Values that one arm changes, and the other changes alike nowhere: of each, whether it is a real number.
+
+    A count is the same if it moves by as much: where it began is its program's own affair.
+
+    ours: everything that the other arm changes
+    """
+    there, here = [leaf for pair in ours for leaf in _both(pair)], _both(theirs)
+    blurred = [*noise, *[0.0] * len(here)]
+    return [
+        _real(leaf[1])
+        for leaf, by in zip(here, blurred, strict=False)
+        if not (_still(*leaf) or any(_moves_alike(one, leaf, unit, by, drifted) for one in there))
+    ]
+
+
+def _both(pair: Pair) -> list[tuple[Any, Any]]:
+    """Before and after, of each value."""
+    orders: Orders = {}
+    (then, shape), (now, later) = (tree_flatten(_sorted(_opened(value, orders))) for value in pair)
+    return list(zip(then if shape == later else [0.0] * len(now), now, strict=True))
+
+
+def _still(before: Any, after: Any) -> bool:
+    """Whether a value has not changed."""
+    if isinstance(before, Tensor) and isinstance(after, Tensor):
+        return equal(before, after)
+    return isinstance(after, SIMPLE) and type(before) is type(after) and bool(before == after)
+
+
+def _moves_alike(ours: tuple[Any, Any], theirs: tuple[Any, Any], unit: float, by: float, drifted: bool) -> bool:
+    """Whether two values change alike, as `alike` has it.
+
+    by: how far noise moves the second
+    """
+    (before, one), (started, other) = ours, theirs
+    if all(type(value) is int for value in (before, one, started, other)):
+        return bool(one - before == other - started)
+    if type(one) is not type(other) and not all(_real(value) and _wide(value).numel() == 1 for value in (one, other)):
+        return False
+    if (far := _distance(before, one, started, other)) == inf:  # of other shapes
+        return False
+    allowed, off = _allowed(unit, True, started, other) + NOISE * by, 0.0
+    if drifted and _real(started) and _real(before):
+        off = _distance(0.0, before, 0.0, started)
+        off = off if off <= FINE * float(_wide(started).norm()) else 0.0  # else it is another thing
+    return far <= allowed + NOISE * off
+
+
 def _leaves(ours: Pair, theirs: Pair) -> list[tuple[Any, Any, Any, Any]]:
     """Before and after, of both, in the order of `theirs`."""
     orders: Orders = {}

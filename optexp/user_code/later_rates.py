@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-STEPS, TOGETHER = 4096, 32  # steps of a copy, and how many of them give one mean
+from optexp.equivalence.schedules import STEPS, TOGETHER
+
 GROUPS = 64  # of more, each step takes long
 
 

@@ -172,6 +172,18 @@ class TrackedStepState:
         """Whether two arms changed something likewise (see `optexp.python_state.likeness`)."""
         return likeness.alike(self._unpacked(ours), self._unpacked(theirs), unit, noise, drifted)
 
+    def alike_in_kind(self, ours: bytes, theirs: bytes) -> bool:
+        """Whether an entry of two arms holds as many values, in the same places."""
+        one = self._unpacked_if_known(ours)
+        return one is not None and likeness.alike_in_kind(one, self._unpacked(theirs))
+
+    def lacking(
+        self, ours: Sequence[bytes], theirs: bytes, unit: float, noise: Sequence[float], drifted: bool
+    ) -> list[bool]:
+        """Of values that one arm changes, and nothing that the other keeps changes alike: whether each is real."""
+        known = [pair for pair in map(self._unpacked_if_known, ours) if pair is not None]
+        return likeness.lacking(known, self._unpacked(theirs), unit, noise, drifted)
+
     # --- copies -------------------------------------------------------------------------------------------------
 
     def pack(self, value: Any) -> bytes:
@@ -181,6 +193,13 @@ class TrackedStepState:
 
     def _unpacked(self, packed: bytes) -> Any:
         return _Unpickler(io.BytesIO(packed), self).load()
+
+    def _unpacked_if_known(self, packed: bytes) -> Any:
+        """None of objects whose class is in another program's file alone."""
+        try:
+            return self._unpacked(packed)
+        except (AttributeError, ImportError):
+            return None
 
     def _at_home(self, value: Any) -> Any:
         if isinstance(value, nn.Module) and value is not self.model:

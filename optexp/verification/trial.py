@@ -36,6 +36,7 @@ class Plan:
     overwrites: the candidate says that a step overwrites what the one before returned
     power:      the gates must show that they see mutants
     follow:     training is followed for many steps
+    apart:      two steps of the user's own were written apart: one may set a rate that the other multiplies
     in_turns:   only the arm that takes a step holds batches and results
     """
 
@@ -45,6 +46,7 @@ class Plan:
     overwrites: bool = False
     power: bool = True
     follow: bool = False
+    apart: bool = False
     in_turns: bool = False
 
     @property

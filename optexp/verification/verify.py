@@ -35,6 +35,9 @@ def verify(
     """
     verification = Verification(str(contract))
     trial = Trial(reference, yardstick, candidate, plan, contract, verification, in_turns=plan.in_turns)
+    if plan.apart and any(arm.call(Arm.sets_rates) for arm in (yardstick, candidate)):
+        for arm in (yardstick, candidate):
+            arm.call(Arm.keep_rates)  # others than a schedule's own would show how it is written
     sets = plan.sets
     for position, (seed, family) in enumerate(sets):
         shows_power = plan.power and position == len(plan.seeds) - 1  # the last normal set

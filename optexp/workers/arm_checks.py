@@ -14,6 +14,7 @@ from optexp.equivalence.noise import disturbed
 from optexp.equivalence.observation import Observation, observed, overwritten, repeats
 from optexp.equivalence.parting import Passed, watched
 from optexp.equivalence.poison import stain
+from optexp.equivalence.schedules import STEPS
 from optexp.equivalence.step_digest import Digest, digest
 from optexp.equivalence.trajectory import RATES
 from optexp.measurement import clock
@@ -29,6 +30,7 @@ STAINED = 2  # blocks of a result's size: an intermediate may take the first
 FEW_REPEATS, REPEATS_S = 32, 20.0
 SOME = 3  # steps that are repeated to see whether they can be
 RENEWED = 7919  # beside the seed of the batches that are timed: of those that take their memory
+RATES_S = 4.0  # seconds on a core of steps whose learning rates are looked at
 
 
 class Checks(Timing):
@@ -227,6 +229,33 @@ class Checks(Timing):
         self.restore(fresh=True)
         with self.quiet():
             return repeats(self.program, self.fresh[0], self.initial, times)
+
+    def rates_of_steps(self, steps: int | None = None) -> list[list[float]]:
+        """The learning rates that each of the first steps leaves, from the restored state on.
+
+        steps: their number; None for as many as there is time for
+        """
+        self.restore()
+        found, limit = list[list[float]](), clock.on_core() + RATES_S
+        with self.quiet():
+            run = self.runner()
+            while len(found) < (steps or STEPS) and (steps or clock.on_core() < limit):
+                run()
+                found.append([float(group["lr"]) for group in self.rates.groups])
+        self.program.feed.pause()
+        return found
+
+    def sets_rates(self) -> bool:
+        """Whether steps set their learning rates themselves."""
+        self.restore()
+        with self.quiet():
+            found = trajectory.sets_rates(self.program, self.program.feed.next(), self.rates)
+        self.restore()
+        return found
+
+    def keep_rates(self) -> None:
+        """Leave learning rates to the steps from now on."""
+        self.rates.kept = True
 
     def varying(self, times: int, step: int = 0, repeating: bool = False) -> list[str]:
         """Names of tensors whose bits differ between repeated steps on one fresh batch.

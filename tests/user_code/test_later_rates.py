@@ -18,7 +18,8 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
 )
 
-from optexp.user_code.later_rates import STEPS, TOGETHER, later_rates
+from optexp.equivalence.schedules import STEPS, TOGETHER
+from optexp.user_code.later_rates import later_rates
 
 ALL = 2 * STEPS // TOGETHER
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from optexp.python_state.likeness import alike, same_start
+from optexp.python_state.likeness import alike, lacking, same_start
 
 UNIT = 2.0**-24
 
@@ -103,3 +103,16 @@ def test_arms_that_made_many_steps_may_have_drifted_apart() -> None:
     assert not alike(([8.0, 40], [9.02, 41]), theirs, 2.0**-24, (), drifted=True)
     assert not alike(([8.0, 40], [9.0, 40]), theirs, 2.0**-24, (), drifted=True)
     assert alike(([8.0, 38], [9.0, 40]), theirs, 2.0**-24, (), drifted=True)
+
+
+def test_values_have_counterparts_by_any_name() -> None:
+    """Counts by how far they move, numbers as closely as by name, and nothing by another shape or another thing."""
+    start, move = torch.randn(32, generator=torch.Generator().manual_seed(0)), 0.01 * torch.ones(32)
+    theirs = {"a": start, "calls": 3}, {"a": start + move, "calls": 4}
+    same = [start.clone(), 7], [start + move, 8]
+    for drifted in (False, True):
+        assert lacking([same], theirs, drifted=drifted) == []
+        assert lacking([], theirs, drifted=drifted) == [True, False]
+        for before, change in ((start, 1.2 * move), (start + 1, 0.5 * move), (torch.ones(4), torch.ones(4))):
+            other = [before, 7], [before + change, 9]
+            assert lacking([other], theirs, drifted=drifted) == [True, False]

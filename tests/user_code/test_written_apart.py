@@ -1,0 +1,260 @@
+"""Two training files that call the same state otherwise, and keep more of it, are compared by what it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from optexp.result import Verdict
+from optexp.workers import arm_checks
+from tests.user_code.test_rare_steps import compared
+
+HEAD = """
+import copy, math
+from collections import defaultdict
+import torch
+from torch import nn
+
+Model = lambda: nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+get_inputs = lambda: [torch.randn(16, 8), torch.randint(4, (16,))]
+"""
+STEP = """
+def train_step(model, batch, optimizer):
+    BEGIN
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    optimizer.step()
+    END
+    return loss
+"""
+SLOW = pytest.mark.slow
+
+
+def stepped(optimizer: str, begin: str = "pass", end: str = "pass", first: str = "") -> str:
+    return HEAD + first + optimizer + STEP.replace("BEGIN", begin).replace("END", end)
+
+
+def averaged(name: str = "ema", rate: float = 0.01, update: str = "e.lerp_(p, {})", every: int = 1) -> str:
+    begin = f"global {name}, calls\n    {name} = {name} or copy.deepcopy(model)\n    calls += 1"
+    each = f"for e, p in zip({name}.parameters(), model.parameters()):"
+    end = f"with torch.no_grad():\n        {each}\n            if calls % {every} == 0: {update.format(rate)}"
+    return stepped(
+        "get_optimizer = lambda params: torch.optim.AdamW(params, lr=1e-3)", begin, end, f"{name}, calls = None, 0\n"
+    )
+
+
+OBJECT = (
+    HEAD
+    + """
+class Averager:
+    def __init__(self, model):
+        self.copies = [p.detach().clone() for p in model.parameters()]
+    @torch.no_grad()
+    def update(self, model):
+        for one, p in zip(self.copies, model.parameters()):
+            one.mul_(0.99).add_(p, alpha=0.01)
+averager, calls = None, 0
+get_optimizer = lambda params: torch.optim.AdamW(params, lr=1e-3)
+"""
+    + STEP.replace(
+        "BEGIN", "global averager, calls\n    averager = averager or Averager(model)\n    calls += 1"
+    ).replace("END", "averager.update(model)")
+)
+
+
+@pytest.mark.parametrize(
+    ("after", "verdict"),
+    [
+        pytest.param(averaged("teacher"), Verdict.VERIFIED, id="another name"),
+        pytest.param(OBJECT, Verdict.VERIFIED, id="in an object", marks=SLOW),
+        pytest.param(averaged("teacher", 0.0101), Verdict.NOT_EQUIVALENT, id="another rate"),
+        pytest.param(averaged("teacher", every=2), Verdict.NOT_EQUIVALENT, id="every other step", marks=SLOW),
+        pytest.param(averaged("teacher", update="pass"), Verdict.NOT_EQUIVALENT, id="never", marks=SLOW),
+    ],
+)
+def test_an_average_is_known_by_its_values(after: str, verdict: Verdict, tmp_path: Path) -> None:
+    result = compared(tmp_path, after, averaged())
+    assert result.verdict is verdict, result.headline
+    assert verdict is Verdict.VERIFIED or "nothing that the second program keeps changes as it does" in result.headline
+
+
+SILENT = stepped(
+    "get_optimizer = lambda params: torch.optim.SGD(params, lr=0.1)",
+    begin="calls[0] += 1",
+    end="if calls[0] % 10 == 0: teacher.load_state_dict(model.state_dict())",
+    first="torch.manual_seed(0)\nteacher, calls = Model(), [0]\n",
+)
+
+
+@SLOW
+@pytest.mark.parametrize(
+    ("when", "verdict", "said"),
+    [
+        ("% 10 == 0", Verdict.VERIFIED, ""),
+        ("% 11 == 0", Verdict.NOT_EQUIVALENT, "after 10 steps: teacher"),
+        ("in (10, 15)", Verdict.NOT_EQUIVALENT, "after 15 steps: target"),
+        ("in (5, 10)", Verdict.NOT_EQUIVALENT, "after 10 steps: target"),
+    ],
+)
+def test_what_changes_at_times_changes_at_the_same_times(
+    when: str, verdict: Verdict, said: str, tmp_path: Path
+) -> None:
+    after = SILENT.replace("teacher", "target").replace("% 10 == 0", when)
+    result = compared(tmp_path, after, SILENT)
+    assert result.verdict is verdict, result.headline
+    assert said in result.headline
+
+
+def scheduled(schedule: str, name: str = "schedule", by: str = "", first: str = "") -> str:
+    optimizer = f"""
+def get_optimizer(params):
+    global {name}
+    optimizer = torch.optim.SGD(params, lr=0.1, momentum=0.9)
+    {name} = {schedule}
+    return optimizer
+"""
+    return stepped(optimizer, end=by or f"{name}.step()", first=first)
+
+
+TORCHS = "torch.optim.lr_scheduler."
+COSINE = f"{TORCHS}CosineAnnealingLR(optimizer, 100)"
+LAMBDA = f"{TORCHS}LambdaLR(optimizer, lambda t: (1 + math.cos(math.pi * t / 100)) / 2)"
+STEPS = f"{TORCHS}MultiStepLR(optimizer, [4, 12], gamma=0.5)"
+FAR = f"{TORCHS}MultiStepLR(optimizer, [900], gamma=0.5)"
+BY_HAND = 'global count\n    count += 1\n    for group in optimizer.param_groups: group["lr"] = '
+HALVED = "0.1 * 0.5 ** ((count >= 4) + (count >= 12))"
+
+
+def by_hand(rate: str) -> str:
+    return scheduled("None", by=BY_HAND + rate, first="count = 0\n")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict", "said"),
+    [
+        pytest.param(COSINE, scheduled(LAMBDA, "plan"), Verdict.VERIFIED, "", id="another class"),
+        pytest.param(LAMBDA, scheduled(COSINE), Verdict.VERIFIED, "", id="the other way", marks=SLOW),
+        pytest.param(STEPS, by_hand(HALVED), Verdict.VERIFIED, "", id="by hand", marks=SLOW),
+        pytest.param(
+            STEPS, by_hand(HALVED.replace("12", "13")), Verdict.NOT_EQUIVALENT, "after 12 steps", id="late", marks=SLOW
+        ),
+        pytest.param(
+            COSINE, scheduled(LAMBDA.replace("100", "101")), Verdict.NOT_EQUIVALENT, "lr fails", id="longer", marks=SLOW
+        ),
+        pytest.param(
+            FAR,
+            scheduled(f"{TORCHS}LambdaLR(optimizer, lambda t: 0.5 ** (t >= 1000))", "plan"),
+            Verdict.NOT_EQUIVALENT,
+            "from about step 896 on",
+            id="much later",
+        ),
+        pytest.param(FAR, by_hand("0.1"), Verdict.NOT_EQUIVALENT, "after 900 steps: rates", id="never", marks=SLOW),
+        pytest.param(COSINE, scheduled(LAMBDA, by="pass"), Verdict.NOT_EQUIVALENT, "lr fails", id="stale", marks=SLOW),
+    ],
+)
+def test_a_schedule_is_its_rates(before: str, after: str, verdict: Verdict, said: str, tmp_path: Path) -> None:
+    result = compared(tmp_path, after, scheduled(before))
+    assert result.verdict is verdict, result.headline
+    assert said in result.headline
+
+
+@SLOW
+def test_rates_by_hand_are_seen_as_far_as_steps_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arm_checks, "RATES_S", 0.01)
+    result = compared(tmp_path, by_hand("0.1"), scheduled(FAR))
+    assert result.verdict is Verdict.UNVERIFIED, result.headline
+    assert "the other program sets its rates by hand" in result.headline
+
+
+MOMENTUM = """
+class Mine(torch.optim.Optimizer):
+    def __init__(self, params, lr=0.1, momentum=0.9):
+        super().__init__(params, dict(lr=lr, momentum=momentum))
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None: continue
+                state = self.state[p]
+                if not state:
+                    state.update(velocity=torch.zeros_like(p), master=p.clone(), count=0)
+                state["count"] += 1
+                state["velocity"].mul_(group["momentum"]).add_(p.grad)
+                state["master"].copy_(p).add_(state["velocity"], alpha=-group["lr"])
+                p.copy_(state["master"])
+get_optimizer = lambda params: Mine(params)
+"""
+SCALED = MOMENTUM.replace(".add_(p.grad)", '.add_(p.grad, alpha=group["lr"])').replace('-group["lr"]', "-1.0")
+SGD = "get_optimizer = lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9)"
+
+
+@pytest.mark.parametrize(
+    ("after", "verdict", "said"),
+    [
+        pytest.param(MOMENTUM, Verdict.VERIFIED, "", id="names and more"),
+        pytest.param(MOMENTUM.replace("=0.9", "=0.91"), Verdict.NOT_EQUIVALENT, "momentum", id="another", marks=SLOW),
+        pytest.param(
+            MOMENTUM.replace(".mul_(group", ".mul_(0 * group"), Verdict.NOT_EQUIVALENT, "", id="none", marks=SLOW
+        ),
+        pytest.param(SCALED, Verdict.UNVERIFIED, "keeps velocity instead", id="another scale", marks=SLOW),
+    ],
+)
+def test_an_optimizers_state_is_known_by_its_values(after: str, verdict: Verdict, said: str, tmp_path: Path) -> None:
+    result = compared(tmp_path, stepped(after), stepped(SGD))
+    assert result.verdict is verdict, result.headline
+    assert said in result.headline
+
+
+LOOKAHEAD = """
+class Lookahead(torch.optim.Optimizer):
+    def __init__(self, inner, k=5, alpha=0.5):
+        self.inner, self.k, self.alpha = inner, k, alpha
+        self.param_groups, self.defaults, self.state = inner.param_groups, inner.defaults, defaultdict(dict)
+        self.count = 0
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.inner.step()
+        self.count += 1
+        for p in (p for group in self.param_groups for p in group["params"]):
+            state = self.state[p]
+            if "slow" not in state: state["slow"] = p.detach().clone()
+            if self.count % self.k == 0:
+                state["slow"].lerp_(p, self.alpha)
+                p.copy_(state["slow"])
+    def zero_grad(self, set_to_none=True):
+        self.inner.zero_grad(set_to_none=set_to_none)
+get_optimizer = lambda params: Lookahead(torch.optim.SGD(params, lr=0.1, momentum=0.9))
+"""
+RENAMED = LOOKAHEAD.replace("inner", "base").replace("slow", "anchor")
+
+
+@pytest.mark.parametrize(
+    ("after", "verdict"),
+    [
+        pytest.param(RENAMED, Verdict.VERIFIED, id="names"),
+        pytest.param(RENAMED.replace("k=5", "k=6"), Verdict.NOT_EQUIVALENT, id="later", marks=SLOW),
+        pytest.param(RENAMED.replace("alpha=0.5", "alpha=0.6"), Verdict.NOT_EQUIVALENT, id="further", marks=SLOW),
+        pytest.param(RENAMED.replace("=0.9", "=0.91"), Verdict.NOT_EQUIVALENT, id="another within", marks=SLOW),
+    ],
+)
+def test_an_optimizer_around_another_keeps_the_state_of_both(after: str, verdict: Verdict, tmp_path: Path) -> None:
+    result = compared(tmp_path, stepped(after), stepped(LOOKAHEAD))
+    assert result.verdict is verdict, result.headline
+
+
+@SLOW
+def test_a_count_that_one_program_keeps_alone_is_unseen_in_the_other(tmp_path: Path) -> None:
+    counting = stepped(SGD, begin="global calls; calls += 1", first="calls = 0\n")
+    assert compared(tmp_path, counting, stepped(SGD)).verdict is Verdict.VERIFIED
+    result = compared(tmp_path, stepped(SGD), counting)
+    assert result.verdict is Verdict.UNVERIFIED, result.headline
+    assert "nothing that the second program keeps counts alike" in result.headline
+
+
+def test_another_seed_is_named(tmp_path: Path) -> None:
+    before = stepped(SGD)
+    result = compared(tmp_path, before.replace("Model = lambda: ", "Model = lambda: torch.manual_seed(7) and "), before)
+    assert result.verdict is Verdict.UNVERIFIED, result.headline
+    assert "begins with other values than the first one's (0.weight differs), as with another seed" in result.headline
