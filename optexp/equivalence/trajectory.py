@@ -21,6 +21,7 @@ RATES = (1.0, 0.5, 2.0)  # of single steps that are compared with fp64, in turn:
 TIMED = len(RATES)  # stands for a step of a timed block: not the first one, at the full rate
 STEPS = 32
 PERTURBED = 4  # runs that the envelope is made of
+MOST, MOST_S = 32, 20.0  # such runs where the candidate strays, and seconds for them
 FACTOR = 3.0
 FLOOR = 16.0  # roundings of the loss itself
 

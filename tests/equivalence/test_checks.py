@@ -342,6 +342,14 @@ def test_training_that_goes_astray_later_is_caught(check, monkeypatch):
     assert "as rounding explains" in found.headline
 
 
+def test_more_perturbed_runs_are_made_before_training_is_called_astray(check, monkeypatch):
+    """Rounding flips a ReLU of the candidate in a few of a hundred runs, and of one of four others as seldom."""
+    monkeypatch.setattr(trajectory, "strays", lambda ours, theirs, moved, unit: (3, 2.0 if len(moved) < 10 else 0.5))
+    assert check(mlp("train"), follow=True).ok
+    monkeypatch.setattr(trajectory, "strays", lambda ours, theirs, moved, unit: (3, 2.0))
+    assert check(mlp("train"), follow=True).worst.gate == "TRAJECTORY"
+
+
 def test_straying_is_measured_beside_perturbed_runs():
     plain, moved = [1.0, 1.0, 1.0], [[1.0, 1.1, 1.0], [1.0, 0.95, 1.0]]
     assert strays(plain, plain, moved, 0.0) == (0, 0.0)
