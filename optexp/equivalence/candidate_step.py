@@ -28,6 +28,10 @@ from optexp.errors import NoReference
 from optexp.records.verification import Element, Finding, broken
 
 GENERATORS = "generators"
+DRAWS_OTHERWISE = (
+    "a step of the baseline draws from Python's or numpy's generator, and the candidate's draws other numbers, or none:"
+    " no two implementations need agree then; switch that off for the comparison"
+)
 RESEEDED = "a step draws random numbers or sets their seed, which the baseline's leaves alone"
 
 
@@ -105,7 +109,13 @@ class CandidateStep:
         return ours == theirs or (step_state is not None and step_state.alike(ours, theirs, unit, spread, drifted))
 
     def _remarks(self, skips: bool) -> Iterator[Finding]:
-        """Findings without a gate, for the notes."""
+        """Findings without a gate, for the notes.
+
+        Raises NoReference where random numbers of the arms differ, or gradients overflow in every step.
+        """
+        drawn = self.inputs.baseline["flag/host_random"]
+        if drawn and self.seen["flag/host_random"] != drawn:
+            raise NoReference(DRAWS_OTHERWISE)
         if skips:
             skipped = self.inputs.yardsticks.skipped
             skipped.add(self.step)

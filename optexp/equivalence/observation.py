@@ -20,6 +20,7 @@ flag/aliases           for each output, by name: the first one it shares memory 
                        where several of its own elements lie in one place
 flag/finished          1 where outputs no longer change after the step's own stream has computed them
 flag/random            1 where the step drew random numbers
+flag/host_random       where it drew from Python's or numpy's generator, a checksum of both; else 0
 flag/noisy             1 with noise, whose value is the seed. Of after/, it has at most after/param/ (a user's step)
 flag/another_model     1 where the model is another one than the baseline's
 flag/apart             1 where the whole program was written apart from the baseline's
@@ -31,10 +32,12 @@ flag/finest            the least eps of a dtype that got noise; 1 without
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -193,14 +196,19 @@ def _of_outputs(program: Program, outputs: Outputs, returned: Observation, used:
     }
 
 
+def _drawn_on_host(start: _Start) -> int:
+    """A checksum of the generators of Python and numpy where the step drew from them; else 0. `step_state` holds them
+    where a step is the user's own."""
+    now = random_state.of_host()
+    return 0 if all(map(random_state.same_states, start.host, now)) else crc32(pickle.dumps(now))
+
+
 def _of_process(program: Program, start: _Start) -> Observation:
     """Flags of what the step changes beside its results."""
     keeps = program.keeps
-    drawn = randomness.drawn(start.generators, program.device)
-    if program.step_state is None:  # which holds these generators
-        drawn |= not all(map(random_state.same_states, start.host, random_state.of_host()))
     return {
-        "random": torch.tensor(drawn, dtype=torch.uint8),
+        "random": torch.tensor(randomness.drawn(start.generators, program.device), dtype=torch.uint8),
+        "host_random": torch.tensor(0 if program.step_state is not None else _drawn_on_host(start)),
         "another_model": torch.tensor(program.apart or (keeps is not None and keeps.another), dtype=torch.uint8),
         "apart": torch.tensor(program.apart, dtype=torch.uint8),
     }

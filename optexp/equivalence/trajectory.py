@@ -27,9 +27,12 @@ FLOOR = 16.0  # roundings of the loss itself
 
 
 class Rates:
-    """The learning rates of a program's optimizer, each a multiple of what it is when this is made."""
+    """The learning rates of a program's optimizer, each a multiple of what it is when this is made.
 
-    kept = False  # at what steps leave
+    kept: steps set the rates themselves, and nobody else does
+    """
+
+    kept = False
 
     def __init__(self, program: Program) -> None:
         self.groups = program.optimizer.param_groups if program.optimizer is not None else []

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from optexp.errors import NoReference
+from optexp.program import Program
 from optexp.python_state import records
 from optexp.support.random_state import same_states, seed, state_of
 
@@ -66,17 +67,31 @@ def test_it_seeds_as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
             assert torch.equal(torch.rand(3), expected)
 
 
-@pytest.mark.parametrize("draw", [random.random, lambda: float(numpy.random.rand())], ids=["Python", "numpy"])
-def test_a_model_that_draws_from_generators_beside_torch_is_undecided(check, net, draw) -> None:
-    """By chance no drawn layer is left out while somebody looks."""
+class Dropped(nn.Module):
+    """A layer that is left out now and then, by a generator beside torch's: hardly ever while somebody looks."""
 
-    class Dropped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 8)
+    draw = staticmethod(random.random)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x) if draw() < 1 - 1e-9 else x
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
 
-    with pytest.raises(NoReference, match="draws random numbers"):
-        check(net(mode="forward", make=Dropped))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) if self.draw() < 1 - 1e-9 else x
+
+
+class DroppedByNumpy(Dropped):
+    draw = staticmethod(lambda: float(numpy.random.rand()))
+
+
+@pytest.mark.parametrize("make", [Dropped, DroppedByNumpy])
+def test_a_model_that_draws_from_generators_beside_torch_is_undecided_where_a_candidate_draws_otherwise(
+    check, net, make
+) -> None:
+    def never(program: Program) -> Program:
+        program.model.draw = lambda: 0.0
+        return program
+
+    assert check(net(mode="forward", make=make)).ok
+    with pytest.raises(NoReference, match="the candidate's draws other numbers, or none"):
+        check(net(mode="forward", make=make), never)
