@@ -60,7 +60,7 @@ THINNED = {
     "test_a_model_however_it_is_given": 2,
     "test_honest_candidates_pass_on_every_seed": 9,
     "test_honest_training_passes_on_every_seed": 9,
-    "test_cheats_are_caught": 9,
+    "test_cheats_are_caught": 12,
     "test_honest_controls_pass": 80,
     "test_honest_training_stays_within_its_envelope": 4,
     "test_the_patched_file_is_the_program_that_was_verified": 3,

@@ -51,6 +51,7 @@ def test_a_block_leaves_what_its_repetition_leaves(mode: str) -> None:
     assert kinds == {"forward": {"out"}, "forward_backward": {"out", "grad"}, "train": {"out", "grad", "after"}}[mode]
 
 
+@pytest.mark.slow
 def test_training_that_never_repeats_itself_is_no_alarm() -> None:
     """Now and then the first repetition lies near enough, by chance."""
     arm, total = made("train", noise=1e-6), 0

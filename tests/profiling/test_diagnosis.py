@@ -184,6 +184,7 @@ def test_passes_over_memory_dominate_on_a_cpu(tmp_path):
     assert "strategy=fusion" in causes["memory_passes"].try_
 
 
+@pytest.mark.slow
 def test_many_small_operators_on_a_cpu(tmp_path):
     x = torch.randn(8)
 

@@ -79,6 +79,7 @@ def test_which_member_gives_what(command_line: Callable[..., int], capsys: pytes
     assert "Shapley" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("net")
 def test_a_search_keeps_what_is_faster_and_hands_it_over(
     command_line: Callable[..., int], capsys: pytest.CaptureFixture[str]

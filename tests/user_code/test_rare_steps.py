@@ -59,12 +59,13 @@ def compared(folder: Path, after: str, first: str = BEFORE) -> Result:
     return runner.run(config, folder / "record")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "when"),
     [
         ("calls[0] % 10 == 0", "calls[0] % 10 == 1 and calls[0] > 1", "after 10 steps"),
-        pytest.param("step < 20", "step < 25", "rates of later steps", marks=pytest.mark.slow),
-        pytest.param("teacher.load_state_dict", "(lambda weights: None)", "after 10 steps", marks=pytest.mark.slow),
+        ("step < 20", "step < 25", "rates of later steps"),
+        ("teacher.load_state_dict", "(lambda weights: None)", "after 10 steps"),
     ],
     ids=["a step late", "a schedule falls later", "the teacher never follows"],
 )

@@ -24,6 +24,7 @@ class Trains:
         return found
 
 
+@pytest.mark.slow
 def test_steps_after_the_end_of_a_schedule_keep_its_last_rates(tmp_path: Path) -> None:
     launcher = Launcher()
     try:
