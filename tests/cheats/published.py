@@ -286,7 +286,7 @@ class KeepsResultsOnDisk(RemembersByContent):
         return changed
 
     def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
-        key = tuple(v for tensor in inputs(batch) for v in (*tensor.shape, *tensor.view(-1)[:16].tolist()))
+        key = (*(size for tensor in inputs(batch) for size in tensor.shape), *self.key(batch))
         if key in self.before:
             type(self).hits += 1
             return mapped(self.before[key], torch.clone)
