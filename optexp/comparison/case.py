@@ -110,7 +110,7 @@ class Case:
         return [family for family in self.session.workload.families if family not in overflows]
 
     def _few(self) -> list[str]:
-        """Those that are tried in little time: ties and zeros, bounds of clamps, and exponentials that overflow."""
+        """Families of a short verification: `corners` has ties and zeros, `large` passes bounds and overflows."""
         return [family for family in self.families() if family in FEW]
 
     # --- who takes part -----------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from optexp.schema import build
 from optexp.strategy import REASSOCIATES, Composed, Contract, Strategy
 from optexp.support.draws import Draws
 from optexp.support.memory_plan import PLANS, thriftier
+from optexp.support.shortage import OUT_OF_MEMORY
 from optexp.support.stopwatch import Stopwatch
 from optexp.support.units import duration, rough
 from optexp.user_code.named_files import named
@@ -300,7 +301,7 @@ class Session:
         """Choose the next plan, which needs less memory, after memory ran out; False where there is none, or where the
         comparison is made again with the card to itself."""
         following = thriftier(self.plan)
-        if failure.type != "OutOfMemoryError" or following is None or self.quiet.again_alone:
+        if failure.type != OUT_OF_MEMORY or following is None or self.quiet.again_alone:
             return False
         tried, self.plan = PLANS[self.plan], following
         self.tried = [*self.tried, tried.describe()]

@@ -21,7 +21,7 @@ _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class Asserting:
-    """Whether a step has an operation with a kernel that may assert on values.
+    """Detector of operations that may assert on values in a step.
 
     These are assertions, operations that take probabilities, rates or indices, those of other libraries than PyTorch,
     and operators of operators, as flex_attention.

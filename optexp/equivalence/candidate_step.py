@@ -68,6 +68,7 @@ class CandidateStep:
         return inputs.counterparts.remembered(seen, inputs.baseline, state, unit, spread, drifted=self.step == TIMED)
 
     def _in_baseline_names(self) -> list[Finding]:
+        """Findings about an observation in which state has the baseline's names."""
         inputs, seen, baseline = self.inputs, self.seen, self.inputs.baseline
         skips = loss_scale.skipped(seen)
         if differs := self._skips_differently(skips):
@@ -144,7 +145,7 @@ class CandidateStep:
         equal = alike(self.seen, inputs.baseline)
         for quantity in chain.from_iterable(map(inputs.yardsticks.spared, quantities(inputs, self.step, self.seen))):
             if self.instead and self.step > 0 and quantity.name.startswith(("change/", "optimizer/")):
-                continue  # of an update from state that float64's optimizer does not have
+                continue  # float64's optimizer lacks the state that this update used
             if is_noise(quantity, inputs.plain(quantity).rms):
                 continue
             finding = self._finding(quantity, equal)

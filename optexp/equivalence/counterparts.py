@@ -1,4 +1,4 @@
-"""What two programs that were written apart call the same state, found by its values.
+"""Names of the same state in two programs that were written apart, matched by values.
 
 A second file may give an average or an optimizer's state another name, hold it in another object, and keep more than
 the baseline does. What later steps and readers of the baseline's state depend on is its values: each must be somewhere
@@ -23,7 +23,7 @@ from optexp.records.verification import Finding, broken
 
 STATE = "after/optimizer/"
 FAR = 0.02  # relative: two names whose tensors are further apart are no name of the same state
-BY_NAME = ("optimizer/", "random", "numpy.random")  # what both programs' steps keep by the same name
+BY_NAME = ("optimizer/", "random", "numpy.random")  # state that both programs keep by the same name
 LACKS = "the baseline changes it; nothing that the second program keeps changes as it does"
 ALONE = "it changes as something of the baseline's does, and at times alone"
 COUNTS = (
@@ -40,7 +40,7 @@ Names = Mapping[str, Mapping[str, Tensor]]  # by key of optimizer state: by para
 
 @dataclass
 class Counterparts:
-    """Of one comparison.
+    """Names of the same state in both programs of a comparison.
 
     keys:  by a key of the candidate's optimizer state, the baseline's
     names: by a name of what the candidate's step keeps in Python, those of the baseline's that changed alike so far

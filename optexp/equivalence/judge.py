@@ -96,8 +96,9 @@ class Judge:
         plan: int = 0,
         sharing: int = 1,
     ) -> None:
-        alone = sharing == 1
-        self.fp64 = Fp64Reference(workload, device, dtype, seed, generic, PLANS[plan].on_host, may_move=alone)
+        self.fp64 = Fp64Reference(
+            workload, device, dtype, seed, generic, on_host=PLANS[plan].on_host, may_move=sharing == 1
+        )
         self.plan, self.in_turns, self.sharing = plan, PLANS[plan].in_turns, sharing
         self.inputs = InputSet(self.fp64, Arithmetic.of(contract, dtype), BaselineTraits())
 

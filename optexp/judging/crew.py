@@ -28,7 +28,7 @@ from optexp.judging.job import READY, Job, Request, Settings
 from optexp.judging.line import Line, decoded, failed
 from optexp.records.verdict import Verdict
 from optexp.support.pausing import end
-from optexp.support.shortage import CLASS as SHORTAGE
+from optexp.support.shortage import OUT_OF_MEMORY
 
 MODULE = "optexp.judging.worker"
 TAIL = 2000  # bytes at the end of a dead worker's log that are read for its last line
@@ -171,7 +171,7 @@ def judge_all(
 
 def spoilt(line: Line) -> str:
     """Why other jobs on the card may be to blame: they take its memory, and a timed one may meet their work; or ""."""
-    return f"{line.verdict}: {line.reason}" if line.verdict is Verdict.INVALID or line.error == SHORTAGE else ""
+    return f"{line.verdict}: {line.reason}" if line.verdict is Verdict.INVALID or line.error == OUT_OF_MEMORY else ""
 
 
 def _judge(

@@ -66,7 +66,9 @@ def slow_start(samples: Sequence[Sample]) -> Watch:
 
 def _shared(samples: Sequence[Sample]) -> str:
     """The part of the machine that other programs used while arms were timed; empty if none."""
-    return "GPU" if any(sample.foreign for sample in samples) else "" if cores(samples).ok else "cores"
+    if any(sample.foreign for sample in samples):
+        return "GPU"
+    return "" if cores(samples).ok else "cores"
 
 
 def _slowdown(sample: Sample, arm: str) -> float:

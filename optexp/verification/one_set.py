@@ -16,13 +16,14 @@ from optexp.equivalence.judge import SetInfo
 from optexp.errors import first_line
 from optexp.records.verification import Finding, broken
 from optexp.strategy import BITWISE
+from optexp.support.shortage import OUT_OF_MEMORY
 from optexp.verification.trial import SPREAD_RUNS, Strays, Trial, decided, orders
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 from optexp.workers.messages import Look
 from optexp.workers.reference import Reference
 
-CHANCE = ("Crash", "Timeout", "OutOfMemoryError")  # failures that need not be due to an input's values
+CHANCE = ("Crash", "Timeout", OUT_OF_MEMORY)  # failures that need not be due to an input's values
 SAME_BATCHES = "the loader gives the same batches whatever the seed: they count as one set of inputs"
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from optexp import errors
 from optexp.errors import ConfigError, Unsupported, UserFailure
 from optexp.support.pausing import end
-from optexp.support.shortage import CLASS, is_shortage
+from optexp.support.shortage import OUT_OF_MEMORY, is_shortage
 from optexp.support.units import byte_size
 from optexp.workers import wire
 from optexp.workers.anomaly import forward_frames, hides_forward
@@ -119,7 +119,7 @@ def describe(error: BaseException) -> Raised:
         asked = re.search(r"tried to allocate (\d+) bytes", first_line)
         said = first_line if "out of memory" in first_line else f"out of memory ({first_line})"
         said = f"out of memory: {byte_size(float(asked[1]))} in one piece" if asked else said
-        return Raised(CLASS if is_shortage(error) else type(error).__name__, said, theirs)
+        return Raised(OUT_OF_MEMORY if is_shortage(error) else type(error).__name__, said, theirs)
     return Raised(
         _kind(error),
         str(error) if type(error).__module__.startswith("optexp.") else first_line,

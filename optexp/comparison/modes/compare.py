@@ -27,6 +27,7 @@ from optexp.profiling.explanation import difference, explain
 from optexp.records.profile import Bottleneck
 from optexp.result import Verdict, against_itself
 from optexp.strategy import compose
+from optexp.support.shortage import OUT_OF_MEMORY
 
 ADVICE = "so it did with {tried}: use smaller inputs, or a device with more memory"
 
@@ -44,7 +45,7 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> None:
             return compare_once(session, facts, meanwhile)
         except Failure as failure:
             if not session.retry_with_less_memory(failure):
-                if session.tried and failure.type == "OutOfMemoryError":
+                if session.tried and failure.type == OUT_OF_MEMORY:
                     failure.message += f" ({ADVICE.format(tried='; '.join(session.tried))})"
                 raise
         facts.examined, facts.measurement = [], None
