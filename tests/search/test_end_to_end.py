@@ -16,6 +16,7 @@ from optexp.comparison.search import Proposal
 from optexp.errors import SPENT
 from optexp.records.trials import Trial
 from optexp.result import Problem, Result, Verdict
+from optexp.support.units import ratio
 
 NET = '''
 import torch
@@ -181,7 +182,7 @@ def test_what_is_clearly_slower_is_not_verified(
     assert trial.looked is not None
     assert trial.looked < 0.9
     assert trial.gain is None
-    assert trial.outcome == f"rejected: {trial.looked:.3g}× in a first look at its time, and therefore not verified"
+    assert trial.outcome == f"rejected: {ratio(trial.looked)} in a first look at its time, and therefore not verified"
     beside = Result.read(Path("out/trials/1/result.json"))
     assert beside.equivalence is None
     assert "verification" not in beside.seconds
