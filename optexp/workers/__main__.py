@@ -14,3 +14,4 @@ if __name__ == "__main__":
 
     sys.path[:] = [entry or os.getcwd() for entry in sys.path]
     serve_launcher(int(sys.argv.pop()))
+    os._exit(0)  # taking torch down takes a second or two, for which the parent would wait
