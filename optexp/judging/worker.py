@@ -99,7 +99,13 @@ def compared(job: Job, settings: Settings, scratch: Path, output: Path, quiet: Q
 
 
 def asked(settings: Settings) -> list[str]:
-    """The settings as overrides, with a random seed of the parameters that no candidate can know."""
+    """The settings as overrides, with a random seed of the parameters that no candidate can know.
+
+    Where no record is kept, figures beyond a line's are left out: details of the profile, a third of a job without
+    timing, and energy, a second in which the job has the card to itself.
+    """
+    kept = settings.track or settings.records is not None
+    short = [] if kept else ["profile.details=false", "measurement.load_s=0"]
     return [
         f"measurement={settings.preset}",
         f"device={settings.device}",
@@ -107,8 +113,7 @@ def asked(settings: Settings) -> list[str]:
         f"timeout_s={settings.timeout_s}",
         f"tracking.enabled={str(settings.track).lower()}",
         f"seed={secrets.randbits(SEED_BITS)}",
-        # Details take a third of a job without timing, and its line does not hold them: only a record needs them.
-        f"profile.details={str(settings.records is not None).lower()}",
+        *short,
     ]
 
 

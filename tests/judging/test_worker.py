@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from optexp import api
 from optexp.judging import definition_files, problem_files, worker
 from optexp.judging.job import Job, Settings
 from optexp.judging.line import Line
@@ -80,6 +81,16 @@ def test_seeds_are_secret_until_they_are_in_the_line_and_the_record(tmp_path: Pa
     assert (first.record, found.record) == (None, str(tmp_path / "records" / job.key))
     kept = json.loads((tmp_path / "records" / job.key / "result.json").read_text())
     assert (kept["verdict"], kept["seed"], kept["draws"]["key"]) == (found.verdict, found.seed, found.inputs)
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [(SETTINGS, False), (replace(SETTINGS, records="here"), True), (replace(SETTINGS, track=True), True)],
+    ids=["a line", "a record", "a run"],
+)
+def test_figures_beyond_a_line_are_found_for_a_record_or_a_run(settings: Settings, found: bool) -> None:
+    config = api.compose(["workload=module", *worker.asked(settings)], {}, {})
+    assert (bool(config.measurement.load_s), config.profile.details) == (found, None if found else False)
 
 
 @pytest.mark.parametrize(
