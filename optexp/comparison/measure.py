@@ -18,7 +18,7 @@ from statistics import fmean, median, variance
 from optexp.comparison.physics import bound
 from optexp.comparison.sampling import QUEUES, Ready, look_enough, sample
 from optexp.comparison.session import Session
-from optexp.comparison.spread_of_processes import HOST_BOUND, busy_shares, expected
+from optexp.comparison.spread_of_processes import HOST_BOUND, busy_shares, expected, pairs_suffice
 from optexp.comparison.under_load import under_load
 from optexp.errors import Distrusted
 from optexp.measurement import controls, placement, samples_file, statistics
@@ -347,7 +347,8 @@ def one_round(
         read = session.looking_out(since_s, met)
         tell = partial(session.progress.update, doing, total=pairs)
         into.append(found := Sample(aim=aim))
-        ready = sample(arms, session.settings, timed.order, pairs, read, session.workload.variety, tell, found)
+        enough = partial(pairs_suffice, session)
+        ready = sample(arms, session.settings, timed.order, pairs, read, session.workload.variety, tell, found, enough)
         if gpu:
             found.foreign = others_on_the_gpu(session, gpu, arms, since_s, met)
     return found, ready

@@ -110,15 +110,17 @@ def sample(
     cycle: int = 1,
     tell: Callable[[int], None] = lambda done: None,
     into: Sample | None = None,
+    enough: Callable[[Sample], bool] = lambda found: False,
 ) -> dict[str, Ready]:
     """Measure arms that have been set up. One arm works at a time, and none while `read` and `tell` are called.
 
     Args:
         arms: "baseline", "candidate" and, for the controls, a second baseline "again".
-        pairs: Most pairs; `settings.process_s` may end them earlier.
+        pairs: Most pairs; `settings.process_s` and `enough` may end them earlier.
         cycle: Number of kinds of batch that take turns.
         tell: Takes the number of pairs that are measured.
         into: Is filled as pairs are measured, so that an exception loses none of them.
+        enough: Whether the pairs so far suffice.
 
     Returns:
         The arms after their warm-up.
@@ -135,7 +137,7 @@ def sample(
     long = max(result.planned_s[name] for name in ("baseline", "candidate")) >= settings.block_ms / 1e3
     at_least, begin, before = min(pairs, FEWEST if long else 10), now(), read()
     for index in range(pairs):
-        if index >= at_least and now() - begin > settings.process_s:
+        if index >= at_least and (now() - begin > settings.process_s or enough(result)):
             break
         timings, baseline_first = _in_turn(ready, order, settings.l2 == COLD, result)
         if index % LOOK_EVERY == 0:

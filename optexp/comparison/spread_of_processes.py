@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from optexp.comparison.session import Session
-from optexp.measurement import process_spread
+from optexp.measurement import process_spread, statistics
 from optexp.measurement.process_spread import StepKind
-from optexp.measurement.samples import Sample
+from optexp.measurement.samples import SAME, Sample
 from optexp.records.measurement import ProcessSpread
 from optexp.result import ArmSummary, Result
 
@@ -37,6 +37,14 @@ def expected(session: Session, samples: Sequence[Sample]) -> ProcessSpread | Non
         return None
     known = process_spread.remembered(process_spread.file_of(_device(session)))
     return process_spread.expected(known, _kind(session, samples), _step_us(samples))
+
+
+def pairs_suffice(session: Session, found: Sample) -> bool:
+    """Whether more pairs would hardly narrow the interval of a comparison of one process; never while controls run."""
+    if session.settings.processes_max > 1 or found.of(SAME):
+        return False
+    spread, ratios = expected(session, [found]), [pair.log_ratio for pair in found.kept]
+    return spread is not None and statistics.blocks_suffice(ratios, session.settings.confidence, spread)
 
 
 def learn(session: Session, samples: Sequence[Sample]) -> None:

@@ -16,7 +16,8 @@ class MeasurementSettings:
 
     preset:               name shown in the report
     processes_min, _max:  how often both arms are restarted
-    pairs:                blocks of each arm per process, at most `process_s` seconds of measuring
+    pairs:                most blocks of each arm per process, for at most `process_s` seconds; one process measures
+                          fewer where the spread between processes makes nearly all of its interval
     block_ms:             shortest block (and at least 200 empty timer pairs)
     warmup_s:             longest warm-up of an arm
     min_effect:           δ: smaller differences are SAME

@@ -14,6 +14,7 @@ from optexp.records.measurement import ProcessSpread
 from optexp.records.verdict import Verdict
 
 FARTHEST = 700.0  # largest log-ratio whose ratio a float holds
+SMALL = 0.05  # share by which the scatter of blocks widens the interval over one process, below which it is small
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,15 @@ def over_one_process(log_ratios: Sequence[float], confidence: float, spread: Pro
         for half in (blocks.estimate - blocks.low, blocks.high - blocks.estimate)
     )
     return Interval(blocks.estimate, blocks.estimate - below, blocks.estimate + above)
+
+
+def blocks_suffice(log_ratios: Sequence[float], confidence: float, spread: ProcessSpread) -> bool:
+    """Whether more blocks of one process would hardly narrow its interval, as the spread between processes stays.
+
+    Their ratio is never a reason, as it would bias the result.
+    """
+    least = float(stdtrit(spread.freedom, (1 + confidence) / 2)) * spread.deviation
+    return over_one_process(log_ratios, confidence, spread).half_width <= (1 + SMALL) * least
 
 
 def interval(processes: Sequence[Sequence[float]], confidence: float, spread: ProcessSpread | None = None) -> Interval:

@@ -131,11 +131,19 @@ def comparisons(
                 for arm, slower in (("baseline", 0.0), ("candidate", delay))
             }
             found[i, delay].append(measured := Sample())
-            sample(both, settings, order, pairs, read, into=measured)
+            sample(both, settings, order, pairs, read, into=measured, enough=lambda taken: suffice(session, taken))
         for arm in arms.values():
             arm.close()
     for (_, delay), samples in found.items():
         yield {"delay": delay, **conclusion(session, samples)}
+
+
+def suffice(session: Session, taken: Sample) -> bool:
+    """`spread_of_processes.pairs_suffice`, without a profile and earlier comparisons."""
+    ratios, settings = [pair.log_ratio for pair in taken.kept], session.settings
+    step_us = median(pair.baseline.wall_s for pair in taken.kept) * 1e6
+    spread = process_spread.expected([], kind(session), step_us)
+    return settings.processes_max == 1 and statistics.blocks_suffice(ratios, settings.confidence, spread)
 
 
 def undecided(samples: list[Sample], settings: MeasurementSettings) -> bool:

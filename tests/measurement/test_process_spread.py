@@ -14,7 +14,9 @@ import pytest
 
 from optexp.comparison import spread_of_processes
 from optexp.measurement import process_spread, statistics
+from optexp.measurement.clock import Timing
 from optexp.measurement.process_spread import PRIORS, Seen, StepKind, expected, remember, remembered, seen
+from optexp.measurement.samples import Pair, Sample
 from optexp.records.measurement import ProcessSpread
 from optexp.records.verdict import Verdict
 
@@ -34,6 +36,31 @@ def test_equal_programs_are_not_told_apart_by_the_luck_of_one_process() -> None:
         blind += statistics.verdict(blocks, 0.99, 0.01)[0] in CLAIMS
     assert wrong <= 8
     assert blind > 300
+
+
+def test_equal_programs_are_not_told_apart_by_the_moment_at_which_blocks_suffice() -> None:
+    random, spread, wrong, counts = Random(7), expected([], StepKind.CPU, 100.0), 0, []
+    for _ in range(600):
+        luck = random.gauss(0, spread.deviation)
+        blocks = [random.gauss(luck, 0.01) for _ in range(10)]
+        while len(blocks) < 30 and not statistics.blocks_suffice(blocks, 0.99, spread):
+            blocks.append(random.gauss(luck, 0.01))
+        counts.append(len(blocks))
+        wrong += statistics.verdict([blocks], 0.99, 0.01, spread)[0] in CLAIMS
+    assert wrong <= 8
+    assert 10 < sum(counts) / len(counts) < 15
+
+
+@pytest.mark.parametrize(
+    ("scatter", "suffices"),
+    [(0.002, True), (0.03, False)],
+    ids=["steady blocks", "blocks that scatter as processes do"],
+)
+def test_the_size_of_a_gain_is_no_reason_to_end(scatter: float, suffices: bool) -> None:
+    spread = expected([], StepKind.CPU, 100.0)
+    for gain in (0.0, 1.0):
+        blocks = [random.gauss(gain, scatter) for random in (Random(2),) for _ in range(12)]
+        assert statistics.blocks_suffice(blocks, 0.99, spread) is suffices
 
 
 def test_a_large_gain_is_still_found() -> None:
@@ -86,6 +113,20 @@ def sample(log_ratio: float, wall_s: float = 1e-4) -> Any:
     timing = SimpleNamespace(wall_s=wall_s, cold=False)
     pair = SimpleNamespace(baseline=timing, candidate=timing)
     return SimpleNamespace(kept=[pair] * 10, log_ratio=log_ratio)
+
+
+@pytest.mark.parametrize(
+    ("processes", "kinds", "suffice"),
+    [(1, ["main"], True), (5, ["main"], False), (1, ["main", "same"], False)],
+    ids=["one process", "several", "beside a control"],
+)
+def test_pairs_of_one_process_may_suffice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int, kinds: list[str], suffice: bool
+) -> None:
+    here, timing = session(tmp_path, monkeypatch), Timing(20, 1e-4, None)
+    here.settings = SimpleNamespace(processes_max=processes, confidence=0.99)
+    found = Sample([Pair(timing, timing, True, kind) for kind in kinds for _ in range(12)])
+    assert spread_of_processes.pairs_suffice(here, found) is suffice
 
 
 def test_several_processes_leave_what_a_single_one_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import torch
 from optexp.measurement.clock import Timing
 from optexp.measurement.gpu import Gpu, Reading
 from optexp.measurement.samples import COLD, DELAYED, MAIN, SAME, Sample
-from optexp.measurement.settings import MeasurementSettings
+from optexp.measurement.settings import FEWEST, MeasurementSettings
 from optexp.measurement.watchdogs import ahead_of_steps, same_batches
 from optexp.workers.arm import Arm
 from optexp.workers.arm_timing import constant as constant_inputs
@@ -64,6 +64,18 @@ def test_a_trial_block_that_another_program_disturbs_plans_nothing() -> None:
     arm = Disturbed(5e-6)
     assert measured(pairs=10, baseline=Scripted(5e-6), candidate=arm).planned_s["candidate"] == 5e-6
     assert min(call["steps"] for call in arm.calls[2:] if not call["anywhere"]) >= 3600
+
+
+@pytest.mark.parametrize(("step_s", "pairs"), [(1e-3, 10), (0.05, FEWEST)], ids=["short", "long"])
+def test_pairs_that_suffice_are_the_last_ones(step_s: float, pairs: int) -> None:
+    arms, counts = {"baseline": Scripted(step_s), "candidate": Scripted(step_s)}, list[int]()
+
+    def enough(found: Sample) -> bool:
+        counts.append(len(found.pairs))
+        return len(found.pairs) >= pairs + 2
+
+    found = taken(arms, MeasurementSettings(), Random(0), 30, enough=enough)
+    assert (len(found.pairs), counts) == (pairs + 2, [pairs, pairs + 1, pairs + 2])
 
 
 def test_some_blocks_of_the_candidate_may_end_anywhere_and_do_not_count() -> None:
