@@ -1414,7 +1414,7 @@ class RemembersALayer(Cheat):
     def step(self, honest: Step, program: Program, batch: Batch) -> Outputs:
         (x,) = inputs(batch)
         first, *others = program.model.children()
-        key = tuple(x.view(-1)[:8].tolist())
+        key = tuple(x.view(-1)[:: -(-x.numel() // 16)].tolist())
         with torch.no_grad():
             if key not in self.results:
                 self.results[key] = first(x)
