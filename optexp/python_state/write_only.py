@@ -77,7 +77,8 @@ def _is_plain(tree: ast.Module) -> bool:
     known = PURE | GROW | PRINTS
     for node in ast.walk(tree):
         if isinstance(node, (ast.Name, ast.Attribute)):
-            bound = isinstance(node.ctx, ast.Store) and _name(node) in known
+            called = known if isinstance(node, ast.Name) else known - PURE  # an attribute is no function of Python's
+            bound = isinstance(node.ctx, ast.Store) and _name(node) in called
             if bound or _name(node) in UNDER_OTHER_NAMES:
                 return False
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.name in known:

@@ -19,10 +19,12 @@ PLAIN = stepped(OPTIMIZER)
 METER = """
 class Meter:
     def __init__(self):
-        self.total, self.seen = 0.0, 0
-    def update(self, value, seen):
-        self.total += value * seen
+        self.val = self.sum = self.mean = self.seen = 0
+    def update(self, val, seen):
+        self.val = val
+        self.sum += val * seen
         self.seen += seen
+        self.mean = self.sum / self.seen
 meter = Meter()
 """
 FOR_PEOPLE = {
@@ -76,7 +78,19 @@ READ = {
         "    if len(recent) > 400: optimizer.param_groups[0]['lr'] = 1e-4",
     ),
 }
-KEPT = ["running", "best", "mean", "total", "losses", "other", "calls", "meter.total", "meter.seen"]
+KEPT = [
+    "running",
+    "best",
+    "mean",
+    "total",
+    "losses",
+    "other",
+    "calls",
+    "meter.val",
+    "meter.sum",
+    "meter.mean",
+    "meter.seen",
+]
 
 
 def found(folder: Path, first: str, end: str) -> set[str]:
