@@ -273,6 +273,8 @@ def pair(old: nn.Module, new: nn.Module, names: Mapping[str, str], learns: bool 
         (dict(old.named_buffers()), dict(new.named_buffers())),
     ):
         called = {name: translated(name, names) for name in ours}
+        if not learns:
+            called = {name: to for name, to in called.items() if not dispensable(name, to, ours, theirs)}
         missing = [(name, other) for name, (other, _) in called.items() if other not in theirs]
         used = {other for other, _ in called.values()}
         left = [name for name, t in theirs.items() if name not in used and (missing or isinstance(t, nn.Parameter))]
@@ -282,6 +284,16 @@ def pair(old: nn.Module, new: nn.Module, names: Mapping[str, str], learns: bool 
             fits(name, ours[name], other, theirs[other], turned, learns)
         pairs |= called
     return pairs
+
+
+def dispensable(name: str, to: tuple[str, bool], ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
+    """Whether a buffer has nothing in the new model that may be it, as a mask or a table that this one does without.
+    Results show whether it may: a step that changes it leaves the new one's other ones."""
+    tensor, (other, _) = ours[name], to
+    if isinstance(tensor, nn.Parameter) or other != name or other in theirs:
+        return False
+    sizes = sorted(tensor.shape)
+    return not any(key not in ours and sorted(held.shape) == sizes for key, held in theirs.items())
 
 
 def translated(name: str, names: Mapping[str, str]) -> tuple[str, bool]:

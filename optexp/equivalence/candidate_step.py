@@ -11,6 +11,7 @@ from torch import Tensor
 
 from optexp.equivalence import loss_scale
 from optexp.equivalence.counterparts import instead_of, without
+from optexp.equivalence.determined import determined
 from optexp.equivalence.effects import broken_effects
 from optexp.equivalence.fp64_quantities import causes, quantities
 from optexp.equivalence.gates import exact
@@ -19,7 +20,7 @@ from optexp.equivalence.nature import explained
 from optexp.equivalence.near_ties import AT_ONCE, NEAR, TIED, allow_near_ties
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.optimizer_rules import unlike_rules, with_rules
-from optexp.equivalence.quantities import Quantity, is_noise, source
+from optexp.equivalence.quantities import Quantity, source
 from optexp.equivalence.quantity_gates import baseline_at, compare, rows_far_off, unseen_for
 from optexp.equivalence.schedules import unlike_schedules
 from optexp.equivalence.tensor_math import alike
@@ -146,9 +147,13 @@ class CandidateStep:
         for quantity in chain.from_iterable(map(inputs.yardsticks.spared, quantities(inputs, self.step, self.seen))):
             if self.instead and self.step > 0 and quantity.name.startswith(("change/", "optimizer/")):
                 continue  # float64's optimizer lacks the state that this update used
-            if is_noise(quantity, inputs.plain(quantity).rms):
+            if inputs.is_noise(quantity):
                 continue
             finding = self._finding(quantity, equal)
+            if quantity.limits.gross and not finding.ok:
+                if (rest := determined(inputs, self.step, self.seen, quantity)) is None:
+                    continue
+                quantity, finding = rest, self._finding(rest, equal)
             element = finding.element
             index = tuple(element.index) if element else ()
             if element and (value := baseline_at(inputs, quantity, index)) is not None:

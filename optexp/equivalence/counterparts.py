@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from optexp.equivalence.attributes import NAMED
 from optexp.equivalence.observation import Observation, unpacked
 from optexp.equivalence.schedules import schedules
 from optexp.program import StepState
@@ -25,6 +26,10 @@ STATE = "after/optimizer/"
 FAR = 0.02  # relative: two names whose tensors are further apart are no name of the same state
 BY_NAME = ("optimizer/", "random", "numpy.random")  # state that both programs keep by the same name
 LACKS = "the baseline changes it; nothing that the second program keeps changes as it does"
+FOR_PEOPLE = (
+    "the baseline keeps {}, which nothing in its files reads but its own update and what prints it: the second program"
+    " keeps nothing like it, and need not"
+)
 ALONE = "it changes as something of the baseline's does, and at times alone"
 COUNTS = (
     "the baseline counts it on, and nothing that the second program keeps counts alike: what later steps make of it was"
@@ -98,15 +103,21 @@ class Counterparts:
         named |= {name for name in ours.keys() | theirs.keys() if name.startswith(BY_NAME)}
         others = {name: packed for name, packed in ours.items() if name not in named}
         translated = {name: tensor for name, tensor in seen.items() if name.removeprefix("remembers/") not in others}
-        known, findings = schedules(baseline), list[Finding]()
-        for name in sorted(theirs.keys() - named):
+        known, findings, lone, unread = schedules(baseline), list[Finding](), theirs.keys() - named, list[str]()
+        for name in sorted(lone):
             translated[f"remembers/{name}"] = baseline[f"remembers/{name}"]
             if name in known:
                 continue
             lacks = partial(state.lacking, theirs=theirs[name], unit=unit, noise=spread.get(name, ()), drifted=drifted)
-            findings += _amiss(name, lacks([*ours.values()]))
+            if (lacking := lacks([*ours.values()])) and name in state.write_only(lone):
+                unread.append(name)
+            else:
+                findings += _amiss(name, lacking)
             if any(lacks([])):  # a real number: many things count alike
                 self._meet(name, {other for other, packed in others.items() if not lacks([packed])})
+        if unread:
+            names = ", ".join(unread)
+            findings.append(Finding(f"{NAMED}{names}", bitwise=True, message=FOR_PEOPLE.format(names)))
         self.alone |= {name for name in others if not self.names.get(name, set()) & theirs.keys()}
         findings += [broken(name, ALONE) for name in sorted(self.alone) if self.names.get(name)]
         return translated, findings

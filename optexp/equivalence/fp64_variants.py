@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from optexp.equivalence.fp64_reference import Fp64Reference
@@ -15,7 +16,8 @@ from optexp.equivalence.noise import noisy
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.tensor_math import largest
 from optexp.errors import NoReference
-from optexp.program import NotCalled
+from optexp.program import NotCalled, map_batch
+from optexp.support.sparse import is_sparse
 
 COARSE = 256.0  # times the usual noise: a thousandth of a value, at which an update that can jump does so
 JUMP = 0.5  # of the largest change of a parameter
@@ -31,6 +33,26 @@ def nearby(fp64: Fp64Reference, index: int, state: Mapping[str, Tensor], seed: i
     try:
         with fp64.aside(), noisy(fp64.program.model, seed, fp64.dtype, share):
             return fp64.step(index, dict(state))
+    except NoReference:
+        return {}
+
+
+def with_rounded_inputs(fp64: Fp64Reference, index: int, state: Mapping[str, Tensor], unit: float) -> Observation:
+    """The results of a step whose real inputs and parameters are off by one rounding; empty where it does not run."""
+    generator = torch.Generator(fp64.device).manual_seed(index)
+
+    def off(value: Tensor) -> Tensor:
+        if not value.is_floating_point() or is_sparse(value) or value.is_nested:
+            return value
+        signs = torch.randint(0, 2, value.shape, generator=generator, device=fp64.device).mul_(2).sub_(1)
+        wide = value.detach().to(fp64.device, fp64.dtype)
+        return wide.addcmul(wide, signs.to(wide), value=unit)
+
+    batch = map_batch(off, fp64.batches[index % len(fp64.batches)])
+    start = {name: off(value) if name.startswith("param/") else value for name, value in state.items()}
+    try:
+        with fp64.aside():
+            return fp64.step_on(batch, index, start)
     except NoReference:
         return {}
 

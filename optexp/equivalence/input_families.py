@@ -1,7 +1,7 @@
 """Families of inputs beside the usual ones: where arithmetic that is right on normal values goes wrong.
 
-A workload declares those that mean something to it. Each changes the real inputs of a normal batch; targets, integers
-and what has a range of its own stay as they are.
+A workload declares those that mean something to it. Each changes the real inputs of a normal batch; targets, integers,
+masks, labels and what has a range of its own stay as they are.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from optexp.records.verification import NORMAL as NORMAL
 from optexp.support import sparse
 
 NONCONTIGUOUS = "noncontiguous"  # the same values, laid out with gaps; made in the arms, since a transfer has no gaps
+FIRST = 64  # elements of an input that are looked at before all of them
 EXCHANGES = 8  # batches that this is done with: each is kept by every arm
 ONE_BY_ONE = "one by one"  # a batch, then the same with one input after the other exchanged: does the result follow?
 
@@ -88,8 +89,20 @@ def of(family: str, batch: Batch, targets: int, bounded: Collection[str] = ()) -
         return batch
     change, named = FAMILIES[family], list(tensors_of(batch).items())
     real = ((name, t) for name, t in named[: len(named) - targets] if t.is_floating_point() and sparse.nbytes(t))
-    inputs = {id(t) for name, t in real if name not in bounded}
+    inputs = {id(t) for name, t in real if name not in bounded and not is_binary(t)}
     return map_batch(lambda t: sparse.like(t, change) if id(t) in inputs else t, batch) if inputs else batch
+
+
+def is_binary(x: Tensor) -> bool:
+    """Whether it is a mask of zeros and ones, or labels of −1 and 1: `x * mask` and `where(mask > 0, x, 0)` are alike
+    there, and on no other values."""
+    if sparse.is_sparse(x) or x.is_nested or not x.numel():
+        return False
+    some = x.flatten()[:FIRST].abs()
+    if not bool(((some == 0) | (some == 1)).all()):
+        return False
+    low = x.min()
+    return float(low) in (0.0, -1.0) and bool(((x == low) | (x == 1)).all()) and bool((x == 1).any())
 
 
 def exchanged(first: Batch, second: Batch) -> list[Batch]:

@@ -11,7 +11,7 @@ from optexp.equivalence.fp64_reference import Fp64Reference
 from optexp.equivalence.gates import Yardstick
 from optexp.equivalence.input_families import FAMILIES
 from optexp.equivalence.observation import Observation
-from optexp.equivalence.quantities import Quantity
+from optexp.equivalence.quantities import Quantity, is_noise
 from optexp.equivalence.yardsticks import SetYardsticks
 
 
@@ -56,6 +56,12 @@ class InputSet:
     def plain(self, quantity: Quantity) -> Yardstick:
         """Error of the baseline's plain runs."""
         return self.yardsticks.plain(quantity)
+
+    def is_noise(self, quantity: Quantity) -> bool:
+        """Whether nothing could be told of this part of a tensor. The baseline may have the rest of a sum that cancels
+        right by luck, so tiny elements are asked for in other orders, too."""
+        error = self.yardstick(quantity) if quantity.limits.gross else self.plain(quantity)
+        return is_noise(quantity, error.rms)
 
     def yardstick(self, quantity: Quantity) -> Yardstick:
         """E of the gates."""

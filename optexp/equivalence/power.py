@@ -18,7 +18,7 @@ from optexp.equivalence.fp64_variants import without_eps
 from optexp.equivalence.gates import structure
 from optexp.equivalence.input_set import InputSet
 from optexp.equivalence.observation import Observation
-from optexp.equivalence.quantities import Quantity, is_noise, measured, parts
+from optexp.equivalence.quantities import Quantity, measured, parts
 from optexp.equivalence.quantity_gates import compare
 from optexp.equivalence.tensor_math import rms
 from optexp.errors import NoReference
@@ -59,7 +59,7 @@ class Power:
         inputs = self.inputs
         every = (q for q in quantities(inputs, inputs.step, inputs.baseline) if q.value.numel())
         real = [q for q in every if q.value.is_floating_point() and not q.limits.gross]
-        real = [q for q in real if not is_noise(q, inputs.plain(q).rms)]
+        real = [q for q in real if not inputs.is_noise(q)]
         for kind in mutants.MUTANTS:
             of_kind = [q for q in real if q.name.startswith(f"{kind}/")]
             yield from map(_leading, sorted(of_kind, key=lambda q: -q.value.numel())[:SUBJECTS])
@@ -89,7 +89,7 @@ class Power:
         finding = compare(inputs, mutated)
         visible = finding.visible
         for part in measured(parts(mutated)) if finding.ok else ():
-            if not is_noise(part, inputs.plain(part).rms) and not (there := compare(inputs, part)).ok:
+            if not inputs.is_noise(part) and not (there := compare(inputs, part)).ok:
                 finding = there
         shows = structure(value, subject.value)
         off = rms(value - subject.value)

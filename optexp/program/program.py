@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -105,6 +105,10 @@ class StepState(Protocol):
             theirs: An entry of the other arm, whatever its name.
             unit, noise, drifted: As `alike` takes them.
         """
+        ...
+
+    def write_only(self, names: Collection[str]) -> set[str]:
+        """Those of the names that steps read for nothing but their next values, and for people."""
         ...
 
 

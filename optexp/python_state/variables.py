@@ -54,6 +54,12 @@ class Place:
 
 def places(step: Callable[..., Any]) -> Iterator[Place]:
     """Variables that hold no function and no recorder of graphs. One that is not there yet is `MISSING`."""
+    for code in functions(step):
+        yield from (place for place in _of(code) if not _runs(place.get()))
+
+
+def functions(step: Callable[..., Any]) -> Iterator[Any]:
+    """The step's code: itself, and what its variables hold of functions and recorders of graphs."""
     waiting: list[Any] = [step]
     seen: set[int] = set()
     while waiting:
@@ -61,12 +67,12 @@ def places(step: Callable[..., Any]) -> Iterator[Place]:
         if id(code) in seen:
             continue
         seen.add(id(code))
-        for place in _of(code):
-            value = place.get()
-            if isinstance(value, FUNCTIONS) or records_graphs(type(value)):
-                waiting.append(value)
-            else:
-                yield place
+        yield code
+        waiting += [value for place in _of(code) if _runs(value := place.get())]
+
+
+def _runs(value: Any) -> bool:
+    return isinstance(value, FUNCTIONS) or records_graphs(type(value))
 
 
 def attributes(prefix: str, owner: Any) -> Iterator[Place]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,11 +35,21 @@ class Tracer(fx.Tracer):
         return graph
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        if function := applied():
+            raise OtherProgram(f"its forward calls {function}.apply, whose backward a graph would leave out")
         now = surroundings()
         now[MODES] = max(now[MODES], self.around[MODES])  # a mode that handles a call is not on the stack meanwhile
         if changed := [name for name, value in now.items() if value != self.around[name]]:
             raise OtherProgram(f"its forward changes {', '.join(changed)} for a while, which a graph would leave out")
         return super().create_node(*args, **kwargs)
+
+
+def applied() -> str:
+    """The class of the user's autograd function that runs now; empty outside of one."""
+    frame, code = sys._getframe(), torch.autograd.Function.apply.__code__
+    while frame and frame.f_code is not code:
+        frame = frame.f_back  # type: ignore[assignment]
+    return str(frame.f_locals["cls"].__name__) if frame else ""
 
 
 def surroundings() -> dict[str, Any]:

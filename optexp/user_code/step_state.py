@@ -10,7 +10,7 @@ import copy
 import io
 import pickle
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from optexp.python_state import likeness
 from optexp.python_state.likeness import equal
 from optexp.python_state.slots import SIMPLE, Slot, Tree, plain, refilled, slots, tensors_in
 from optexp.python_state.variables import MISSING, places
+from optexp.python_state.write_only import write_only
 from optexp.user_code import train_step
 from optexp.user_code.later_rates import later_rates
 from optexp.user_code.other_tensors import state_slots
@@ -183,6 +184,10 @@ class TrackedStepState:
         """Of values that one arm changes, and nothing that the other keeps changes alike: whether each is real."""
         known = [pair for pair in map(self._unpacked_if_known, ours) if pair is not None]
         return likeness.lacking(known, self._unpacked(theirs), unit, noise, drifted)
+
+    def write_only(self, names: Collection[str]) -> set[str]:
+        """Those that steps read for nothing but their next values, and for people."""
+        return write_only(names, self.step, self.model)
 
     # --- copies -------------------------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ def aggregate(verification: Verification, findings: list[Finding], contract: Con
     verification.unseen = unseen(findings)
     verification.unread = sorted({f.tensor for f in findings if unreadable(f.tensor)})
     verification.far_off = _far_off(findings)
-    verification.worst = max(findings, key=lambda f: f.used, default=None)
+    verification.worst = max(findings, key=_harm, default=None)
     verification.gates = _gates(findings, contract)
     nearest = {f.tensor: f for f in sorted(findings, key=lambda f: f.used)}
     verification.tensors = dict(sorted(nearest.items(), key=lambda item: -item[1].used)[:TABULATED])
@@ -50,6 +50,11 @@ def aggregate(verification: Verification, findings: list[Finding], contract: Con
     verification.max_ratio = max((f.max_ratio for f in outputs if f.max_ratio is not None), default=None)
     verification.headline = headline(verification, findings, contract)
     return verification
+
+
+def _harm(finding: Finding) -> tuple[bool, float]:
+    """Other results first: where some are wrong, other bits within rounding follow from that, or say less."""
+    return not finding.ok and finding.gate != "BITWISE", finding.used
 
 
 def _far_off(findings: list[Finding]) -> dict[str, tuple[int, int, int]]:

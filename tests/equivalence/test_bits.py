@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from random import SystemRandom
 
@@ -175,3 +176,16 @@ def test_the_setting_is_put_back(enabled: bool) -> None:
         assert not torch.is_deterministic_algorithms_warn_only_enabled()
     finally:
         torch.use_deterministic_algorithms(before)
+
+
+def test_another_result_is_told_before_other_bits(check, net):
+    """A step that starts from a wrong gradient has an update with other bits, which is right for that gradient."""
+
+    def larger(program):
+        loss = program.loss
+        return replace(program, loss=lambda output, batch: loss(1.01 * output, batch))
+
+    found = check(net(mode="train", optim="sgd"), larger, BITWISE, seeds=1)
+    assert {"BITWISE", "G1"} <= {failed.gate for failed in found.failures}
+    assert "within rounding" not in found.headline
+    assert found.worst.gate == "G1"

@@ -11,6 +11,7 @@ from torch import nn
 
 from optexp.equivalence import input_families
 from optexp.equivalence.input_families import FAMILIES, NONCONTIGUOUS, exchanged, of, refilled, with_gaps
+from optexp.workloads.softmax import Softmax
 
 
 def batch():
@@ -36,6 +37,26 @@ def test_inputs_with_a_range_of_their_own_stay():
     assert not torch.equal(of("large", given, 0, bounded={"0"})[2], target)
     assert of("large", given, 1, bounded={"0"}) is given
     assert of("large", {"a": x, "b": target}, 1, bounded={"b"})["a"] is not x
+
+
+@pytest.mark.parametrize(
+    ("values", "stays"),
+    [
+        ([0.0, 1.0], True),
+        ([-1.0, 1.0], True),
+        ([0.0, 1.0, -1.0], False),
+        ([0.0, 0.5], False),
+        ([0.0, 2.0], False),
+        ([1.0, 1.0], False),
+        ([0.0, float("nan")], False),
+    ],
+)
+def test_masks_and_labels_stay_as_they_are(values, stays):
+    x, choice = torch.randn(100), torch.tensor(values * 40)
+    for mask in (choice, choice.sort().values.flip(0)):
+        changed = of("corners", (x, mask), 0)
+        assert changed[0] is not x
+        assert (changed[1] is mask) is stays
 
 
 def test_what_they_are():
@@ -228,3 +249,29 @@ def test_corners_show_what_usual_values_do_not(check, net, right, wrong):
     found = check(net(mode="forward", make=Right), change, families=["corners"])
     assert not found.ok
     assert found.worst.family == "corners"
+
+
+MASKED = {"multiplied": (lambda x, mask: x * mask, True), "a half as one": (lambda x, mask: x * (mask > -1), False)}
+
+
+@pytest.mark.parametrize(("how", "ok"), MASKED.values(), ids=MASKED)
+def test_a_mask_is_one_in_every_family(check, how, ok):
+    class Masking(nn.Module):
+        def forward(self, x, mask):
+            return x.where(mask > 0, 0)
+
+    class Workload(Softmax):
+        def model(self):
+            return Masking()
+
+        def batch(self, generator):
+            x = torch.randn(32, 16, generator=generator)
+            return x, torch.randint(2, x.shape, generator=generator).float()
+
+        def inputs(self, batch):
+            return batch, {}
+
+    found = check(
+        Workload(rows=32, columns=16), lambda program: replace(program, forward=how), families=["corners", "integers"]
+    )
+    assert found.ok is ok, found.headline

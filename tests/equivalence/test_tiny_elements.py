@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+
+from optexp.equivalence import determined
+from optexp.equivalence.gates import Limits
+from optexp.equivalence.quantities import Quantity
+from optexp.support.tolerances import TOLERANCES
 
 
 class Spread(nn.Module):
@@ -25,11 +33,17 @@ def softmax(y):
     return torch.softmax(40 * y, -1)
 
 
+def with_rest(y, third):
+    """Beside y, what is left where two thirds of it cancel: exactly nothing if both are rounded alike."""
+    return torch.cat([y, (y / 3 - third) + 1e-9 * y], 1)
+
+
 RIGHT = {
     "softmax": (softmax, lambda y: (40 * y - torch.logsumexp(40 * y, -1, keepdim=True)).exp()),
     "shifted softmax": (softmax, lambda y: torch.softmax(40 * (y - y[:, :1]), -1)),
     "sigmoid": (lambda y: torch.sigmoid(40 * y), lambda y: 1 / (1 + torch.exp(-40 * y))),
     "gelu": (lambda y: nn.functional.gelu(8 * y), lambda y: 4 * y * (1 + torch.erf(8 * y / 2**0.5))),
+    "exact by luck": (lambda y: with_rest(y, y / 3), lambda y: with_rest(y, (y + 2) / 3 - 2 / 3)),
     "residual": (lambda y: y + y.flip(0) - 1, lambda y: y - 1 + y.flip(0)),
 }
 WRONG = {
@@ -62,3 +76,28 @@ def test_elements_that_are_something_else_fail(check, net, name):
     assert found.worst.tensor.startswith("output (elements near 2^-")
     row, column = found.worst.element.index
     assert max(row, column) < 64
+
+
+@pytest.mark.parametrize("loose", [1, 30], ids=["one", "nearly all"])
+def test_elements_that_a_rounding_of_the_inputs_moves_are_left_out(loose: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the rest of equal scores with opposite values: no wrong element beside them is."""
+    right = torch.full((4, 10), 1e-9, dtype=torch.float64)
+    moved, value, columns = right.clone(), right.clone(), torch.arange(32)
+    moved.view(-1)[:loose] = value.view(-1)[:loose] = 1e-4
+    value[-1] = 2e-9
+    monkeypatch.setattr(determined, "with_rounded_inputs", lambda *_: {"out/output": moved})
+    start = SimpleNamespace(start_of=lambda *_: {})
+    inputs: Any = SimpleNamespace(fp64=start, arithmetic=SimpleNamespace(row=TOLERANCES["float32"]))
+    flat = value.view(-1)[columns], right.view(-1)[columns]
+    limits = Limits(TOLERANCES["float32"], gross=True)
+    tiny = Quantity(
+        "out/output (elements near 2^-30 of its size)", *flat, limits, columns=columns, axis=0, within=(4, 10)
+    )
+    found = determined.determined(inputs, 0, {}, tiny)
+    if loose == 30:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.columns is not None
+        assert found.columns.tolist() == list(range(1, 32))
+        assert found.found.rms > 0.1 * found.scale

@@ -199,6 +199,26 @@ def test_a_branch_on_a_value_is_unsupported():
         operations(program_of(Branches(), torch.ones(2)))
 
 
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.neg().neg()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+class Adversary(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Reversed.apply(x) + 1
+
+
+def test_a_function_with_a_backward_of_its_own_is_named():
+    with pytest.raises(Unsupported, match=r"its forward calls Reversed\.apply, whose backward a graph would leave out"):
+        operations(program_of(Adversary(), torch.ones(2)))
+
+
 class Selects(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x[x > 0] + 1

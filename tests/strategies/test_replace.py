@@ -172,6 +172,30 @@ def test_other_names_with_other_values_are_not_guessed(build, tmp_path):
         Replace(f"{HERE}:Renamed").apply(build(Module(path=str(tmp_path / "before.py"))))
 
 
+def with_buffers(**buffers: Tensor) -> nn.Module:
+    model = nn.Linear(4, 4)
+    for name, value in buffers.items():
+        model.register_buffer(name, value)
+    return model
+
+
+def test_in_inference_a_mask_may_be_left_out():
+    masked, other = with_buffers(mask=torch.ones(4, 4).tril()), with_buffers(table=torch.ones(3))
+    for without in (nn.Linear(4, 4), other):
+        assert pair(masked, without, {}) == {"weight": ("weight", False), "bias": ("bias", False)}
+        with pytest.raises(ConfigError, match="has nothing for the baseline's mask"):
+            pair(masked, without, {}, learns=True)
+
+
+def test_a_buffer_that_may_be_called_otherwise_is_asked_for():
+    stats = with_buffers(mean=torch.zeros(2, 4))
+    for called in ({"average": torch.zeros(2, 4)}, {"turned": torch.zeros(4, 2)}):
+        with pytest.raises(ConfigError, match=f"has nothing for the baseline's mean, and {next(iter(called))} beside"):
+            pair(stats, with_buffers(**called), {})
+    with pytest.raises(ConfigError, match=r"mean \(as average\)"):
+        pair(stats, nn.Linear(4, 4), {"mean": "average"})
+
+
 def test_it_is_made_as_the_baseline_was(tmp_path):
     (tmp_path / "before.py").write_text(SOURCE)
     (tmp_path / "after.py").write_text(SOURCE.replace("self.linear(x) * 1", "self.linear(x)"))

@@ -245,8 +245,9 @@ def test_an_optimizer_around_another_keeps_the_state_of_both(after: str, verdict
 
 
 @SLOW
-def test_a_count_that_one_program_keeps_alone_is_unseen_in_the_other(tmp_path: Path) -> None:
-    counting = stepped(SGD, begin="global calls; calls += 1", first="calls = 0\n")
+def test_a_count_that_one_program_reads_alone_is_unseen_in_the_other(tmp_path: Path) -> None:
+    late = "if calls == 10**6: optimizer.param_groups[0]['lr'] = 0.01"
+    counting = stepped(SGD, begin="global calls; calls += 1", end=late, first="calls = 0\n")
     assert compared(tmp_path, counting, stepped(SGD)).verdict is Verdict.VERIFIED
     result = compared(tmp_path, stepped(SGD), counting)
     assert result.verdict is Verdict.UNVERIFIED, result.headline
