@@ -287,8 +287,10 @@ def pair(old: nn.Module, new: nn.Module, names: Mapping[str, str], learns: bool 
 
 
 def dispensable(name: str, to: tuple[str, bool], ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
-    """Whether a buffer has nothing in the new model that may be it, as a mask or a table that this one does without.
-    Results show whether it may: a step that changes it leaves the new one's other ones."""
+    """Whether the new model does without a buffer, such as a mask or a table: no buffer of its own has that size.
+
+    Verification shows whether results need it.
+    """
     tensor, (other, _) = ours[name], to
     if isinstance(tensor, nn.Parameter) or other != name or other in theirs:
         return False

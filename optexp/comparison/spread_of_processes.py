@@ -40,7 +40,10 @@ def expected(session: Session, samples: Sequence[Sample]) -> ProcessSpread | Non
 
 
 def pairs_suffice(session: Session, found: Sample) -> bool:
-    """Whether more pairs would hardly narrow the interval of a comparison of one process; never while controls run."""
+    """Whether a comparison of one process has enough pairs: more would hardly narrow its interval.
+
+    False where controls run, as these need pairs of their own.
+    """
     if session.settings.processes_max > 1 or found.of(SAME):
         return False
     spread, ratios = expected(session, [found]), [pair.log_ratio for pair in found.kept]

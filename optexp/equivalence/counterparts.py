@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -103,13 +103,15 @@ class Counterparts:
         named |= {name for name in ours.keys() | theirs.keys() if name.startswith(BY_NAME)}
         others = {name: packed for name, packed in ours.items() if name not in named}
         translated = {name: tensor for name, tensor in seen.items() if name.removeprefix("remembers/") not in others}
-        known, findings, lone, unread = schedules(baseline), list[Finding](), theirs.keys() - named, list[str]()
+        known, findings, unread = schedules(baseline), list[Finding](), list[str]()
+        lone = theirs.keys() - named
+        for_people = cache(lambda: state.write_only(lone))  # it reads files, and few steps ask for it
         for name in sorted(lone):
             translated[f"remembers/{name}"] = baseline[f"remembers/{name}"]
             if name in known:
                 continue
             lacks = partial(state.lacking, theirs=theirs[name], unit=unit, noise=spread.get(name, ()), drifted=drifted)
-            if (lacking := lacks([*ours.values()])) and name in state.write_only(lone):
+            if (lacking := lacks([*ours.values()])) and name in for_people():
                 unread.append(name)
             else:
                 findings += _amiss(name, lacking)

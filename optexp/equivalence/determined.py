@@ -16,9 +16,9 @@ from optexp.support.tolerances import SMALL
 
 
 def determined(inputs: InputSet, step: int, seen: Observation, tiny: Quantity) -> Quantity | None:
-    """Those of some tiny elements that other roundings of inputs and parameters leave as they are; None if few are.
+    """The tiny elements that keep their values if inputs and parameters are rounded otherwise; None if few do.
 
-    seen: the observation that they are of
+    seen: the observation with these elements
     """
     assert tiny.columns is not None
     start, unit = inputs.fp64.start_of(step, seen), inputs.arithmetic.row.unit

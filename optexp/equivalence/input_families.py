@@ -94,8 +94,10 @@ def of(family: str, batch: Batch, targets: int, bounded: Collection[str] = ()) -
 
 
 def is_binary(x: Tensor) -> bool:
-    """Whether it is a mask of zeros and ones, or labels of −1 and 1: `x * mask` and `where(mask > 0, x, 0)` are alike
-    there, and on no other values."""
+    """Whether `x` is a mask of zeros and ones, or holds labels of −1 and 1.
+
+    Only on such values do `x * mask` and `where(mask > 0, x, 0)` agree.
+    """
     if sparse.is_sparse(x) or x.is_nested or not x.numel():
         return False
     some = x.flatten()[:FIRST].abs()

@@ -58,8 +58,11 @@ class InputSet:
         return self.yardsticks.plain(quantity)
 
     def is_noise(self, quantity: Quantity) -> bool:
-        """Whether nothing could be told of this part of a tensor. The baseline may have the rest of a sum that cancels
-        right by luck, so tiny elements are asked for in other orders, too."""
+        """Whether the baseline's error is too large to judge this part of a tensor.
+
+        The baseline may be exact by luck in an element whose sum cancels. So the error of tiny elements includes runs
+        with other orders of sums.
+        """
         error = self.yardstick(quantity) if quantity.limits.gross else self.plain(quantity)
         return is_noise(quantity, error.rms)
 

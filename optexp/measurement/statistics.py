@@ -14,7 +14,7 @@ from optexp.records.measurement import ProcessSpread
 from optexp.records.verdict import Verdict
 
 FARTHEST = 700.0  # largest log-ratio whose ratio a float holds
-SMALL = 0.05  # share by which the scatter of blocks widens the interval over one process, below which it is small
+NEGLIGIBLE = 0.05  # relative widening of the interval over one process by the scatter of its blocks
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ def over_one_process(log_ratios: Sequence[float], confidence: float, spread: Pro
 
 
 def blocks_suffice(log_ratios: Sequence[float], confidence: float, spread: ProcessSpread) -> bool:
-    """Whether more blocks of one process would hardly narrow its interval, as the spread between processes stays.
+    """Whether one process has enough blocks: the spread between processes makes nearly all of its interval.
 
-    Their ratio is never a reason, as it would bias the result.
+    The decision ignores the size of the ratio, which would bias the result.
     """
     least = float(stdtrit(spread.freedom, (1 + confidence) / 2)) * spread.deviation
-    return over_one_process(log_ratios, confidence, spread).half_width <= (1 + SMALL) * least
+    return over_one_process(log_ratios, confidence, spread).half_width <= (1 + NEGLIGIBLE) * least
 
 
 def interval(processes: Sequence[Sequence[float]], confidence: float, spread: ProcessSpread | None = None) -> Interval:

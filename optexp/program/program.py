@@ -108,7 +108,7 @@ class StepState(Protocol):
         ...
 
     def write_only(self, names: Collection[str]) -> set[str]:
-        """Those of the names that steps read for nothing but their next values, and for people."""
+        """Names of state that steps read only to update or print it."""
         ...
 
 

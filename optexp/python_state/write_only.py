@@ -1,7 +1,7 @@
-"""What a program keeps and reads for nothing but its next value and for people: a running loss, a list of losses.
+"""State that a program reads only to update or print it: a running loss, a list of losses.
 
-No later step depends on that, so another program that keeps nothing like it computes the same. Told from source: in the
-program's files every statement that reads such a name is an update of it, or of another one like it, or prints.
+No later step depends on it, so a second program without it computes the same. The source shows it: in the program's
+files, each statement that reads such a name updates it, updates other such state, or prints.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PRINTS = {"print", "log", "debug", "info", "warning", "add_scalar", "set_descrip
 
 
 def write_only(names: Collection[str], step: Callable[..., Any], model: Any) -> set[str]:
-    """Those of the names, as `places` gives them, that nothing but an update or a print reads.
+    """The names that only updates and prints read, of those that `places` gives.
 
     step: whose variables they are, which runs the model
     """
@@ -91,7 +91,7 @@ def _free_of_reads(tree: ast.Module, key: str, kept: Collection[str]) -> bool:
 
 
 def _harmless(node: ast.stmt, key: str, kept: Collection[str]) -> bool:
-    """Whether a statement reads `key` for nothing, for one of `kept`, or for people."""
+    """Whether a statement reads `key` only to update one of `kept` or to print, or not at all."""
     if not _reads(node, key):
         return True
     if isinstance(node, (ast.Assign, ast.AugAssign)):

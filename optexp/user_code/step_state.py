@@ -186,7 +186,7 @@ class TrackedStepState:
         return likeness.lacking(known, self._unpacked(theirs), unit, noise, drifted)
 
     def write_only(self, names: Collection[str]) -> set[str]:
-        """Those that steps read for nothing but their next values, and for people."""
+        """Names of state that steps read only to update or print it."""
         return write_only(names, self.step, self.model)
 
     # --- copies -------------------------------------------------------------------------------------------------
