@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from optexp.comparison.session import Session
-from optexp.equivalence.input_families import FEW, FORWARD_ONLY
+from optexp.equivalence.input_families import FEW, FEW_WITH_GRADIENTS, FORWARD_ONLY
 from optexp.strategy import Contract, Strategy, contract
 from optexp.support.tolerances import tolerance_of
 from optexp.verification.trial import Plan
@@ -111,7 +111,8 @@ class Case:
 
     def _few(self) -> list[str]:
         """Families of a short verification: `corners` has ties and zeros, `large` passes bounds and overflows."""
-        return [family for family in self.families() if family in FEW]
+        few = FEW if self.session.workload.mode == "forward" else FEW_WITH_GRADIENTS
+        return [family for family in self.families() if family in few]
 
     # --- who takes part -----------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from optexp.comparison.case import COUNTED, Case
 from optexp.equivalence.effects import title
 from optexp.equivalence.footprint import changing, one_sided, to_judge
+from optexp.equivalence.late_counts import JUDGED, LATE
 from optexp.equivalence.missed import LOOKS, SHARE, End, miss_rate
 from optexp.equivalence.schedules import APART
 from optexp.errors import Failure
@@ -32,6 +33,11 @@ BY_HAND = (
     "{} changes the learning rate after {} steps, too, and the other program sets its rates by hand: those of its later"
     " steps were not seen; use a scheduler of torch in both"
 )
+COUNTED_ON = (
+    "with counts as they are after {} steps, which were not run, the candidate's step is another one: {}; training that"
+    " long is not verified"
+)
+SHORT_S = 0.1  # seconds of a step: of longer steps, one late count is looked at
 LATER, LATER_S = 48, 8.0  # steps before one that is looked at, where steps change what later ones begin with, or may
 
 
@@ -86,8 +92,32 @@ def check_rare_steps(
     for steps in to_judge(theirs, ours):
         if found.ok:
             _judge_at(case, found, reference, yardstick, candidate, steps)
+    check_late_counts(case, found, reference, yardstick, candidate)
     if found.ok and case.rebuilt and (schedules := one_sided(theirs[-1], ours[-1])):
         _check_rates(case, found, schedules, yardstick, candidate)
+
+
+def check_late_counts(
+    case: Case, found: Verification, reference: Client[Reference], yardstick: Client[Arm], candidate: Client[Arm]
+) -> None:
+    """Steps whose counts were moved on, where code that is not torch's reads counts.
+
+    Raises:
+        Failure: The candidate's do not pass. Training may never come to such a state, so nothing is known to be wrong.
+    """
+    for late in LATE if case.steps.step_s < SHORT_S else LATE[-1:]:
+        if not found.ok:
+            return
+        theirs = yardstick.call(Arm.paces, late=late, watched=case.session.device.startswith("cuda"))
+        if theirs is None:
+            return
+        ours = candidate.call(Arm.paces, late=late, watched=False)
+        if ours is None or not (theirs.matter or ours.matter) or not ours.fit(theirs):
+            return
+        for steps in JUDGED:
+            _judge_at(case, found, reference, yardstick, candidate, steps, late=late)
+            if not found.ok:
+                raise Failure("NoReference", COUNTED_ON.format(late, failure(found.failures[0])))
 
 
 def _check_rates(
@@ -122,14 +152,16 @@ def _judge_at(
     candidate: Client[Arm],
     steps: int,
     renewed: bool = False,
+    late: int | None = None,
 ) -> None:
     """Judge the last one of so many steps; nothing is known of one that the baseline does not pass either.
 
     renewed: batches get other values halfway
+    late:    counts move on to it after the first steps
     """
 
     def failures(arm: Client[Arm], noise: int | None = None, drifts: bool = False) -> list[Finding]:
-        replay = Replay(reference, yardstick, End(steps), False, case.session.in_turns, renewed, noise, drifts)
+        replay = Replay(reference, yardstick, End(steps), False, case.session.in_turns, renewed, noise, drifts, late)
         judged = replay.judged(arm, steady=found.repeats)
         return [replace(finding, step=steps) for finding in judged if not finding.ok]
 

@@ -8,7 +8,7 @@ from math import ceil
 
 from optexp.comparison.contributions import subsets
 from optexp.config import Experiment
-from optexp.equivalence.input_families import FEW
+from optexp.equivalence.input_families import FEW, FEW_WITH_GRADIENTS
 from optexp.equivalence.noise import RUNS
 from optexp.equivalence.trajectory import PERTURBED
 from optexp.equivalence.trajectory import STEPS as FOLLOWED
@@ -96,7 +96,8 @@ def late(told_s: float, spent_s: float, left_s: float) -> str:
 
 def verification_s(steps: Steps, settings: MeasurementSettings) -> float:
     """Both arms and fp64 on every set of inputs, and what precedes and follows."""
-    sets = settings.verification_seeds + (steps.families if settings.thorough else min(steps.families, len(FEW)))
+    few = len(FEW_WITH_GRADIENTS if steps.noisy else FEW)
+    sets = settings.verification_seeds + (steps.families if settings.thorough else min(steps.families, few))
     each = steps.verified * (2 + FP64 + (RUNS if steps.noisy else 0))
     many = FOLLOWED * (PERTURBED + 2) if settings.thorough and steps.followed else 0
     return steps.compute_s * (sets * each + many)

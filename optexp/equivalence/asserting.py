@@ -16,7 +16,10 @@ from optexp.support.eagerly import EagerMode
 _DRAWING = ["bernoulli", "bernoulli_", "multinomial", "normal", "poisson", "binomial"]
 _OF_PROBABILITIES = frozenset(["binary_cross_entropy", *_DRAWING])
 _ASSERTIONS = frozenset(["_assert_async", "_assert_scalar"])
-_COUNTING = frozenset(["add", "sub", "mul", "clone", "copy", "_to_copy", "detach", "eq", "ne", "lt", "le", "gt", "ge"])
+_COUNTING = frozenset([
+    "add", "sub", "rsub", "mul", "div", "floor_divide", "remainder", "pow", "_foreach_add", "clone", "copy", "_to_copy",
+    "detach", "eq", "ne", "lt", "le", "gt", "ge",
+])  # fmt: skip
 _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -46,10 +49,40 @@ class _Looking(EagerMode):
     met = False
 
     def operation(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        foreign = func.namespace not in ("aten", "prims") or not isinstance(func, OpOverload)
-        name = "" if foreign else func.overloadpacket.__name__
-        leaves = pytree.tree_leaves((args, kwargs))
-        integers = any(isinstance(leaf, Tensor) and leaf.dtype in _INDICES for leaf in leaves)
-        indexed = integers and name.rstrip("_") not in _COUNTING
-        self.met |= foreign or indexed or name in _OF_PROBABILITIES or name in _ASSERTIONS
+        name = _name(func)
+        self.met |= not name or name in _OF_PROBABILITIES or name in _ASSERTIONS or bool(_indices(func, args, kwargs))
         return func(*args, **kwargs)
+
+
+class IndicesAsBefore(EagerMode):
+    """Integers that operations take in some steps. In later steps an integer twice as large raises IndexError: as an
+    index it may lie beyond its table, and the kernel that asserts it would end the process.
+
+    later: the first steps are over
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.later, self._largest = False, 0
+
+    def operation(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        largest = max((int(found.abs().max()) for found in _indices(func, args, kwargs) if found.numel()), default=0)
+        if not self.later:
+            self._largest = max(self._largest, largest)
+        elif largest > 2 * self._largest:
+            raise IndexError(f"{func} takes {largest}, and no more than {self._largest} before")
+        return func(*args, **kwargs)
+
+
+def _name(func: Any) -> str:
+    """Of an operation of PyTorch, else nothing."""
+    known = isinstance(func, OpOverload) and func.namespace in ("aten", "prims")
+    return func.overloadpacket.__name__ if known else ""
+
+
+def _indices(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+    """Integers that it takes and may use as indices."""
+    if _name(func).rstrip("_") in _COUNTING:
+        return []
+    leaves = pytree.tree_leaves((args, kwargs))
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dtype in _INDICES]

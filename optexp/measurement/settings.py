@@ -34,7 +34,7 @@ class MeasurementSettings:
     load_s:               seconds that each arm works while its energy is read; 0: no energy
     cpus:                 cores the arms are bound to: auto (one on a GPU, all on a CPU), all, or a list "2,3"
     verification_seeds:   fresh input sets that equivalence is checked on
-    thorough:             verify all families of inputs (else `corners` and `large`), and follow training for many steps
+    thorough:             verify all families of inputs (else the few of `FEW`), and follow training for many steps
     profile_steps:        steady steps in a profile
     """
 

@@ -6,13 +6,15 @@ Learning rates are no part of it: who changes them is followed elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from optexp.python_state.counts import pace
 
 PREFIX = "optimizer/counted/"  # of names in `Program.state`: optimizer/counted/group0/k, optimizer/counted/own/steps
 DEPTH, ENTRIES = 3, 10_000  # of lists and dicts within each other, and of one
@@ -170,6 +172,38 @@ def _version(value: Value) -> object:
 
 def _copy(value: Value) -> Value:
     return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def numbers(optimizer: Optimizer) -> dict[str, float]:
+    """Single numbers that it keeps, of each parameter and beside them, by name."""
+    return {name: float(owner[key]) for name, (owner, key) in _single(optimizer)}
+
+
+@torch.no_grad()
+def move_on(optimizer: Optimizer, seen: Sequence[Mapping[str, float]], steps: int) -> set[int]:
+    """Move counts on by so many steps, and return how far a step moves them; `seen` after consecutive steps."""
+    paces = set[int]()
+    for name, (owner, key) in list(_single(optimizer)):
+        if by := pace([each.get(name) for each in seen]):
+            paces.add(by)
+            if isinstance(owner[key], Tensor):
+                owner[key].add_(by * steps)
+            else:
+                owner[key] += by * steps
+    return paces
+
+
+def _single(optimizer: Optimizer) -> Iterator[tuple[str, Place]]:
+    places = list(_places(optimizer))
+    for prefix, state in states(optimizer):
+        for index, entries in enumerate(state.values()):
+            keys = entries if isinstance(entries, dict) else ()
+            places += [(f"{prefix}{index}/{key}", (entries, key)) for key in keys]
+    for name, (owner, key) in places:
+        value = owner[key]
+        one = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+        if one or type(value) in (int, float):
+            yield name, (owner, key)
 
 
 def is_counted(name: str) -> bool:

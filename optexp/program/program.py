@@ -52,6 +52,14 @@ class StepState(Protocol):
         """Entries of `now` that differ from `then`, for another process to compare."""
         ...
 
+    def move_on(self, seen: Sequence[Remembered], steps: int) -> tuple[set[int], bool]:
+        """Move counts on by so many steps; `seen` after consecutive steps.
+
+        Returns:
+            How far a step moves them, and whether schedules or other objects stay where they are.
+        """
+        ...
+
     def rules(self) -> Mapping[str, tuple[str, Sequence[Mapping[str, Any]]]]:
         """Class and initial hyperparameters, by group, of further optimizers and of schedules; by name."""
         ...

@@ -151,10 +151,10 @@ class Tree:
     @torch.no_grad()
     def __call__(self, saved: Any) -> None:
         if not isinstance(saved, PLAIN):
-            found = tree_leaves(saved, is_leaf=_is_made)
-            if any(_is_made(leaf) and leaf[MADE] not in self.made for leaf in found):
+            found = tree_leaves(saved, is_leaf=is_made)
+            if any(is_made(leaf) and leaf[MADE] not in self.made for leaf in found):
                 return  # this process has made none yet: its step will
-            saved = tree_map(self._object, saved, is_leaf=_is_made)
+            saved = tree_map(self._object, saved, is_leaf=is_made)
         leaves, spec = tree_flatten(saved)
         if spec == self.spec:
             saved = tree_unflatten([_into(old, new) for old, new in zip(self.leaves, leaves, strict=True)], spec)
@@ -164,7 +164,7 @@ class Tree:
 
     def _object(self, saved: Any) -> Any:
         """The object whose state was read, in that state."""
-        if not _is_made(saved):
+        if not is_made(saved):
             return saved
         made, inner = self.made[saved[MADE]]
         for slot in inner:
@@ -183,8 +183,13 @@ class Tree:
                 yield f"{prefix}{slot.name}", slot
 
 
-def _is_made(value: Any) -> bool:
+def is_made(value: Any) -> bool:
     return isinstance(value, dict) and MADE in value
+
+
+def has_made(value: Any) -> bool:
+    """Whether an object with a state of its own is among what was read."""
+    return any(map(is_made, tree_leaves(value, is_leaf=is_made)))
 
 
 def _into(old: Any, new: Any) -> Any:

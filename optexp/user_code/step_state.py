@@ -26,13 +26,16 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 from optexp.equivalence.optimizer_rules import LATER
 from optexp.program import Packed, Remembered
 from optexp.python_state import likeness
+from optexp.python_state.counts import moved_on
 from optexp.python_state.likeness import equal
-from optexp.python_state.slots import SIMPLE, Slot, Tree, plain, refilled, slots, tensors_in
+from optexp.python_state.slots import SIMPLE, WITH_STATE, Slot, Tree, has_made, plain, refilled, slots, tensors_in
 from optexp.python_state.variables import MISSING, places
 from optexp.python_state.write_only import write_only
 from optexp.user_code import train_step
 from optexp.user_code.later_rates import later_rates
 from optexp.user_code.other_tensors import state_slots
+
+GENERATORS = ("random", "numpy.random")  # names of slots
 
 
 @dataclass
@@ -124,6 +127,27 @@ class TrackedStepState:
             slot, value = self.slots[name], remembered[name]
             if not self._same(self._held(slot), value):
                 slot.write(self._copied(value))
+
+    def move_on(self, seen: Sequence[Remembered], steps: int) -> tuple[set[int], bool]:
+        """Move counts on by so many steps; `seen` after consecutive steps.
+
+        Schedules, other optimizers and generators hold more than a count, which would not fit it.
+
+        Returns:
+            How far a step moves them, and whether schedules or other objects stay where they are.
+        """
+        paces, others = set[int](), False
+        for name, slot in self.slots.items():
+            if name in GENERATORS or not all(name in each for each in seen):
+                continue
+            if isinstance(slot.held, WITH_STATE) or has_made(seen[-1][name]):
+                others = True
+                continue
+            value, found = moved_on([each[name] for each in seen], steps)
+            if found:
+                slot.write(value)
+                paces |= found
+        return paces, others
 
     def news(self, now: Remembered) -> Packed:
         """What is no longer as it was at first, to be put back elsewhere."""

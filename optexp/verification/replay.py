@@ -28,6 +28,7 @@ class Replay:
     renewed:  halfway the batches get other values
     noise:    seed of a little of it in the parameters that the judged arm begins with
     drifts:   what a step keeps in Python may differ as far as such noise moves it in the baseline
+    late:     counts move on to it after the first steps
     """
 
     reference: Client[Reference]
@@ -38,6 +39,7 @@ class Replay:
     renewed: bool = False
     noise: int | None = None
     drifts: bool = False
+    late: int | None = None
 
     def judged(self, candidate: Client[Arm], steady: bool = True) -> list[Finding]:
         """Findings of the gates about the candidate's step.
@@ -78,7 +80,7 @@ class Replay:
 
     def _convey(self, arm: Client[Arm], timed: bool = False, noise: int | None = None) -> None:
         """The arm's step to the reference."""
-        seen = arm.call(Arm.replay, end=self.end, timed=timed, renewed=self.renewed, noise=noise)
+        seen = arm.call(Arm.replay, end=self.end, timed=timed, renewed=self.renewed, noise=noise, late=self.late)
         convey(seen, arm, self.reference)
         if self.in_turns:
             arm.call(Arm.rest)

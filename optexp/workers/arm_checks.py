@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from optexp.equivalence import bits, footprint, input_families, process_state, randomness, scatter, trajectory
+from optexp.equivalence.asserting import IndicesAsBefore
 from optexp.equivalence.footprint import Footprint
+from optexp.equivalence.late_counts import JUDGED, SEEN, Counts, Paces
 from optexp.equivalence.missed import End
 from optexp.equivalence.noise import disturbed
 from optexp.equivalence.observation import Observation, observed, overwritten, repeats
@@ -126,7 +129,9 @@ class Checks(Timing):
         with disturbed(self.program.model, noise):
             return digest(self._replayed(end.steps)[1])
 
-    def replay(self, end: End, timed: bool, renewed: bool = False, noise: int | None = None) -> Transfer:
+    def replay(
+        self, end: End, timed: bool, renewed: bool = False, noise: int | None = None, late: int | None = None
+    ) -> Transfer:
         """The last step before that end, from the restored state on, observed as `observe` does.
 
         Beside it batch/<name>: what it was given, flag/drawn: 1 where that is one of the core's own batches, and where
@@ -134,10 +139,11 @@ class Checks(Timing):
 
         renewed: halfway the batches' memory gets other values, which shows results that are remembered by addresses
         noise: as `repeated` takes it
+        late: counts move on to it after the first steps (see `optexp.equivalence.late_counts`)
         """
         self.restore(end.first)
         with disturbed(self.program.model, noise):
-            batch, seen = self._renewed(end.steps) if renewed else self._replayed(end.steps)
+            batch, seen = self._renewed(end.steps) if renewed else self._replayed(end.steps, late)
             seen |= {f"batch/{name}": tensor for name, tensor in tensors_of(batch).items()}
             seen |= {f"timed/{name}": tensor for name, tensor in self.outputs.items()} if timed else {}
             return self.send(seen)
@@ -168,11 +174,41 @@ class Checks(Timing):
         self.program.feed.pause()
         return found
 
-    def _replayed(self, steps: int) -> tuple[Batch, Observation]:
+    def paces(self, late: int, watched: bool) -> Paces | None:
+        """How far a step moves counts; None where it does not work with counts that are so late.
+
+        watched: indices beyond those of the first steps count as not working, as they may end a process with a card
+        """
+        self.restore()
+        indices = IndicesAsBefore()
+        with self.quiet(), indices if watched else nullcontext():
+            run = self.runner()
+            try:
+                found: Paces | None = self._move_on(run, late)
+                indices.later = True
+                for _ in JUDGED:
+                    run()
+            except Exception:
+                found = None
+        self.program.feed.pause()
+        self.restore()
+        return found
+
+    def _move_on(self, run: Callable[[], object], late: int) -> Paces:
+        """The first steps, after which counts move on."""
+        counts = Counts(self.program)
+        for _ in range(SEEN):
+            run()
+            counts.look()
+        return counts.move_on(late)
+
+    def _replayed(self, steps: int, late: int | None = None) -> tuple[Batch, Observation]:
         """The last step's batch, and what is seen of that step."""
         with self.quiet():
             run = self.runner()
-            for _ in range(steps - 1):
+            if late is not None:
+                self._move_on(run, late)
+            for _ in range(steps - 1 - (0 if late is None else SEEN)):
                 run()
             assert self.offered is not None
             self.offered.due += 1

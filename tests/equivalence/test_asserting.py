@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.flex_attention import flex_attention
 
-from optexp.equivalence.asserting import Asserting
+from optexp.equivalence.asserting import Asserting, IndicesAsBefore
 
 X = torch.rand(8, 8, dtype=torch.float64)
 INDEX = torch.arange(8)
@@ -55,3 +55,14 @@ def test_others_do_not(step: Callable[[Tensor], Tensor]) -> None:
         step(X)
     assert not asserting.may
     assert asserting.looked
+
+
+def test_an_index_far_beyond_those_before_is_an_error() -> None:
+    table, count, indices = torch.randn(9, 2), torch.tensor(3), IndicesAsBefore()
+    with indices:
+        table[count + torch.arange(2)]
+        indices.later = True
+        table[count + torch.arange(3)]
+        (count * 3600) ** 2  # no index
+        with pytest.raises(IndexError, match="takes 10, and no more than 4"):
+            torch.nn.functional.embedding(count + 7, table)

@@ -27,6 +27,15 @@ def test_another_result_is_another_loss(change: str, size: float) -> None:
     assert abs(right - wrong) > 1e-3 * right > 0
 
 
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_outputs_of_zero_have_gradients(size: float) -> None:
+    output = (torch.randn(8, 8, generator=torch.Generator().manual_seed(0)) * size).relu().requires_grad_()
+    own_loss(output, ()).backward()
+    assert output.grad is not None
+    zeros, others = (output.grad[chosen].abs() for chosen in (output == 0, output != 0))
+    assert zeros.min() > others.mean() / 100
+
+
 def test_an_output_without_elements_leaves_the_loss_as_it_is() -> None:
     output = torch.randn(3, 4)
     none = torch.empty(0, 4)
