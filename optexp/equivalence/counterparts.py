@@ -22,7 +22,6 @@ from optexp.program import StepState
 from optexp.program.counters import is_counted
 from optexp.records.verification import Finding, broken
 
-STATE = "after/optimizer/"
 FAR = 0.02  # relative: two names whose tensors are further apart are no name of the same state
 BY_NAME = ("optimizer/", "random", "numpy.random")  # state that both programs keep by the same name
 LACKS = "the baseline changes it; nothing that the second program keeps changes as it does"
@@ -40,7 +39,7 @@ INSTEAD = (
     " first one cannot be computed from that"
 )
 
-Names = Mapping[str, Mapping[str, Tensor]]  # by key of optimizer state: by parameter, the tensor
+Names = Mapping[str, Mapping[str, Tensor]]  # by key of optimizer state: by time and parameter, the tensor
 
 
 @dataclass
@@ -152,11 +151,11 @@ def _amiss(name: str, lacking: Sequence[bool]) -> Iterator[Finding]:
 
 
 def _by_key(seen: Observation) -> dict[str, dict[str, Tensor]]:
-    """The optimizer state of parameters after a step: by key, and by parameter."""
+    """The optimizer state of parameters before and after a step: by key, and by time and parameter."""
     found = dict[str, dict[str, Tensor]]()
     for name, tensor in seen.items():
-        if name.startswith(STATE) and (key := _key(name)):
-            found.setdefault(key, {})[name.removeprefix(STATE).partition("/")[0]] = tensor
+        if key := _key(name):
+            found.setdefault(key, {})[name.removesuffix(f"/{key}")] = tensor
     return found
 
 

@@ -12,6 +12,7 @@ from optexp.program.batches import tensors_of as tensors_of
 from optexp.program.batches import to_device as to_device
 from optexp.program.feed import Feed as Feed
 from optexp.program.feed import ResidentFeed as ResidentFeed
+from optexp.program.first_values import first as first
 from optexp.program.not_called import NotCalled as NotCalled
 from optexp.program.outputs import UNREADABLE as UNREADABLE
 from optexp.program.outputs import flatten as flatten

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from optexp.errors import NoReference
 from optexp.program.counters import is_counted
+from optexp.program.first_values import first, noted
 from optexp.program.not_called import NotCalled
 from optexp.program.program import Program
 from optexp.python_state.model_state import ModelState
@@ -72,16 +73,24 @@ class Snapshot:
 
 def _at_first(program: Program, name: str, tensor: Tensor) -> Tensor:
     """The initial value of an optimizer's entry of `Program.state`."""
-    assert program.optimizer is not None
+    optimizer = program.optimizer
+    assert optimizer is not None
     _, _, path = name.partition("/")
     owner, _, key = path.rpartition("/")
-    rates = {p: group["lr"] for group in program.optimizer.param_groups for p in group["params"]}
-    rate = next((rates[p] for alias, p in program.parameters() if alias.name == owner and p in rates), 0.0)
-    return first_value(key, tensor, float(rate))
+    found = next(((alias, p) for alias, p in program.parameters() if alias.name == owner), None)
+    rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    if found is None or found[1] not in rates:
+        return first_value(key, tensor, 0.0)
+    alias, parameter = found
+    begun = first(optimizer, parameter, key)
+    if begun is None:
+        return first_value(key, tensor, float(rates[parameter]))
+    return torch.as_tensor(alias(begun) if isinstance(begun, Tensor) else begun).to(tensor, copy=True)
 
 
 def first_value(key: str, tensor: Tensor, rate: float) -> Tensor:
-    """The initial value of optimizer state: 0, except for factors and step sizes of NAdam, ASGD and Rprop.
+    """The initial value of optimizer state that nobody noted: 0, except for factors and step sizes of NAdam, ASGD and
+    Rprop.
 
     Args:
         key: Of the state.
@@ -160,7 +169,7 @@ def prime(program: Program) -> None:
                 parameter.grad = zeros.to_sparse(1) if id(parameter) in rows else zeros
         return torch.zeros(())
 
-    with preserved(program):
+    with preserved(program), noted(program.optimizer):
         _step_on_zeros(program.optimizer, closure)
     clear_gradients(program.model)
 

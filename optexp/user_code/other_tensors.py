@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from optexp.program import first_value
+from optexp.program import first, first_value
 from optexp.python_state.slots import Slot
 
 
@@ -39,9 +39,10 @@ def _write(optimizer: Optimizer, tensor: Tensor, rate: float, saved: Mapping[str
     """Restore into the same memory; state that was made since gets its initial values."""
     state = optimizer.state.get(tensor, {})
     for key, value in state.items():
-        new = saved.get(key)
+        new = saved[key] if key in saved else first(optimizer, tensor, key)
         if not isinstance(value, Tensor):
-            state[key] = new if key in saved else type(value)() if isinstance(value, (int, float)) else value
+            number = isinstance(value, (int, float))
+            state[key] = new if new is not None or key in saved else type(value)() if number else value
         elif not isinstance(new, Tensor):
             value.copy_(first_value(key, value, rate))
         elif value.shape == new.shape:

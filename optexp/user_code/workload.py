@@ -9,7 +9,7 @@ import copy
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from optexp.equivalence.float64 import InFloat64
 from optexp.errors import ConfigError, NoReference
 from optexp.program import (
     STEPS,
@@ -236,7 +237,8 @@ class UserWorkload(Workload):
         torchs_loss = trains and not own_step and (self.loss is not None or parts.loss is None)
         if torchs_loss and dtype is not torch.float64 and not self.odd_batch:
             try_loss(self, program, dtype)
-        prime(program)
+        with InFloat64() if dtype is torch.float64 else nullcontext():
+            prime(program)
         if own_step:
             batch = self.batch(torch.Generator(device).manual_seed(0))
             program = tried(self, program, own_step, self.in_dtype(batch, dtype), had)

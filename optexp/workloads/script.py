@@ -242,7 +242,8 @@ class Script(Workload):
             optimizer.load_state_dict(optimizer.state_dict())  # which brings its tensors to those of the model
         move(function, model, device, dtype)
         program = self._program(Body(self.reached), model, optimizer, device, dtype)
-        prime(program)
+        with InFloat64() if dtype is torch.float64 else nullcontext():
+            prime(program)
         batch = self.in_dtype(self.batch(torch.Generator(device).manual_seed(0)), dtype)
         if isinstance(optimizer, NotCalled) and not steps_alone(program, batch):
             raise ConfigError(

@@ -1,0 +1,100 @@
+"""Values that an optimizer's state begins with, noted as the optimizer's own code first writes them: ones whose powers
+run on, a copy of the parameter, a small multiple of the identity.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from weakref import ref
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+Value = int | float | Tensor
+Firsts = dict[tuple[int, str], Value]  # by the id of the parameter, and by name
+
+_KNOWN: dict[int, tuple[ref[Optimizer], Firsts]] = {}  # by id, as some have no hash
+
+
+@contextmanager
+def noted(optimizer: Optimizer) -> Iterator[None]:
+    """Note first values of what the optimizer's first step makes within the block; those of torch's are known."""
+    if type(optimizer).__module__.startswith("torch.") or "state" not in vars(optimizer):
+        yield
+        return
+    held = optimizer.state
+    noting = _Noting(held)
+    sharing = [optimizer, *(o for o in vars(optimizer).values() if isinstance(o, Optimizer) and o.state is held)]
+    for each in sharing:
+        each.state = noting
+    try:
+        yield
+    finally:
+        held.update({key: dict(each) if isinstance(each, _Entries) else each for key, each in noting.items()})
+        for each in sharing:
+            each.state = held
+        key = id(optimizer)
+        _KNOWN[key] = ref(optimizer, lambda _: _KNOWN.pop(key, None)), noting.firsts
+
+
+def first(optimizer: Optimizer, parameter: Tensor, name: str) -> Value | None:
+    """What the parameter's state of this name began with; None where nobody saw it."""
+    known = _KNOWN.get(id(optimizer))
+    return known[1].get((id(parameter), name)) if known is not None and known[0]() is optimizer else None
+
+
+class _Noting(defaultdict[Any, Any]):
+    """An optimizer's state, which notes what the entries of each parameter begin with."""
+
+    def __init__(self, held: Mapping[Any, Any]) -> None:
+        super().__init__(dict, held)
+        self.firsts: Firsts = {}
+
+    def __missing__(self, parameter: Any) -> Any:
+        super().__setitem__(parameter, made := _Entries(self.firsts, parameter))
+        return made
+
+    def __setitem__(self, parameter: Any, entries: Any) -> None:
+        for name, value in entries.items() if isinstance(entries, dict) else ():
+            _note(self.firsts, parameter, name, value)
+        super().__setitem__(parameter, entries)
+
+    def setdefault(self, parameter: Any, default: Any = None) -> Any:
+        if parameter not in self:
+            self[parameter] = default
+        return self[parameter]
+
+
+class _Entries(dict[str, Any]):
+    def __init__(self, firsts: Firsts, parameter: Any) -> None:
+        super().__init__()
+        self.firsts, self.parameter = firsts, parameter
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._note(name, value)
+        super().__setitem__(name, value)
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        self._note(name, default)
+        return super().setdefault(name, default)
+
+    def get(self, name: str, default: Any = None) -> Any:  # type: ignore[override]
+        self._note(name, default)  # a count may begin as this, and is written once it is 1
+        return super().get(name, default)
+
+    def update(self, *others: Any, **named: Any) -> None:
+        for name, value in dict(*others, **named).items():
+            self[name] = value
+
+    def _note(self, name: str, value: Any) -> None:
+        if name not in self:
+            _note(self.firsts, self.parameter, name, value)
+
+
+def _note(firsts: Firsts, parameter: Any, name: Any, value: Any) -> None:
+    key = (id(parameter), name)
+    if key not in firsts and isinstance(value, (int, float, Tensor)):
+        firsts[key] = value.detach().clone() if isinstance(value, Tensor) else value
