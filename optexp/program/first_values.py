@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import ref
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -19,25 +20,38 @@ Firsts = dict[tuple[int, str], Value]  # by the id of the parameter, and by name
 _KNOWN: dict[int, tuple[ref[Optimizer], Firsts]] = {}  # by id, as some have no hash
 
 
+def is_own(optimizer: Optimizer) -> bool:
+    """Whether the optimizer's code is not torch's, whose first values are known."""
+    return not type(optimizer).__module__.startswith("torch.") and "state" in vars(optimizer)
+
+
 @contextmanager
-def noted(optimizer: Optimizer) -> Iterator[None]:
-    """Note first values of what the optimizer's first step makes within the block; those of torch's are known."""
-    if type(optimizer).__module__.startswith("torch.") or "state" not in vars(optimizer):
+def noted(optimizer: Optimizer, tried: bool = False) -> Iterator[None]:
+    """Note first values of what the first step of a user's optimizer makes within the block.
+
+    A momentum may begin as the first gradient, which is no first value: of two steps on other gradients, values that
+    are the same count.
+
+    tried: the step is the first of these two, and its state is forgotten
+    """
+    if not is_own(optimizer):
         yield
         return
-    held = optimizer.state
+    held, key = optimizer.state, id(optimizer)
     noting = _Noting(held)
     sharing = [optimizer, *(o for o in vars(optimizer).values() if isinstance(o, Optimizer) and o.state is held)]
     for each in sharing:
         each.state = noting
     try:
         yield
+        earlier = noting.firsts if tried else _KNOWN[key][1] if key in _KNOWN else {}
+        firsts = {name: value for name, value in noting.firsts.items() if _same(value, earlier.get(name))}
+        _KNOWN[key] = ref(optimizer, lambda _: _KNOWN.pop(key, None)), firsts
     finally:
-        held.update({key: dict(each) if isinstance(each, _Entries) else each for key, each in noting.items()})
+        if not tried:
+            held.update({key: dict(each) if isinstance(each, _Entries) else each for key, each in noting.items()})
         for each in sharing:
             each.state = held
-        key = id(optimizer)
-        _KNOWN[key] = ref(optimizer, lambda _: _KNOWN.pop(key, None)), noting.firsts
 
 
 def first(optimizer: Optimizer, parameter: Tensor, name: str) -> Value | None:
@@ -98,3 +112,9 @@ def _note(firsts: Firsts, parameter: Any, name: Any, value: Any) -> None:
     key = (id(parameter), name)
     if key not in firsts and isinstance(value, (int, float, Tensor)):
         firsts[key] = value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _same(one: Value, other: Value | None) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and bool(torch.equal(one, other))
+    return type(one) is type(other) and bool(one == other)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from optexp.errors import NoReference
 from optexp.program.counters import is_counted
-from optexp.program.first_values import first, noted
+from optexp.program.first_values import first, is_own, noted
 from optexp.program.not_called import NotCalled
 from optexp.program.program import Program
 from optexp.python_state.model_state import ModelState
@@ -162,15 +163,18 @@ def prime(program: Program) -> None:
     _take_hooks(program.optimizer)
     rows = _with_sparse_gradients(program.model, program.optimizer)
 
-    def closure() -> Tensor:
+    def filled(value: float) -> Tensor:
         for parameter in program.model.parameters():
             if parameter.requires_grad:
-                zeros = torch.zeros_like(parameter)
-                parameter.grad = zeros.to_sparse(1) if id(parameter) in rows else zeros
+                gradient = torch.full_like(parameter, value)
+                parameter.grad = gradient.to_sparse(1) if id(parameter) in rows else gradient
         return torch.zeros(())
 
+    if is_own(program.optimizer):
+        with suppress(Exception), preserved(program), noted(program.optimizer, tried=True):
+            _step_once(program.optimizer, partial(filled, 1.0))
     with preserved(program), noted(program.optimizer):
-        _step_on_zeros(program.optimizer, closure)
+        _step_once(program.optimizer, partial(filled, 0.0))
     clear_gradients(program.model)
 
 
@@ -180,8 +184,8 @@ def _take_hooks(optimizer: torch.optim.Optimizer) -> None:
         torch.optim.Optimizer.__setstate__(optimizer, {})
 
 
-def _step_on_zeros(optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor]) -> None:
-    """One step of the optimizer on gradients that `closure` sets to zero."""
+def _step_once(optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor]) -> None:
+    """One step of the optimizer on gradients that `closure` sets."""
     closure()
     try:
         optimizer.step()

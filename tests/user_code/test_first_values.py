@@ -76,6 +76,18 @@ class Assigned(torch.optim.Optimizer):
             state["slow"].lerp_(p, 0.5)
 
 
+class Momentum(Assigned):
+    """An average that begins as the first gradient begins as zeros, and so it does with a decay beside the gradient."""
+
+    def begin(self, p: Tensor) -> None:
+        super().begin(p)
+        state, direction = self.state[p], p.grad + 0.1 * p if p.grad is not None else p
+        if "average" not in state:
+            state["average"] = direction.clone()
+        else:
+            state["average"].mul_(0.9).add_(direction)
+
+
 class OneByOne(Assigned):
     """Each entry is made for itself, and a count is written once it is one further."""
 
@@ -88,7 +100,7 @@ class OneByOne(Assigned):
         state["count"] = state.get("count", 3) + 1
 
 
-@pytest.mark.parametrize("kind", [Assigned, OneByOne])
+@pytest.mark.parametrize("kind", [Assigned, OneByOne, Momentum])
 def test_state_begins_as_the_optimizer_writes_it(kind: type[Assigned]) -> None:
     model = nn.Linear(3, 2)
     optimizer, feed = kind(model.parameters()), ResidentFeed(torch.device("cpu"))
@@ -104,6 +116,7 @@ def test_state_begins_as_the_optimizer_writes_it(kind: type[Assigned]) -> None:
     assert (state["count"], state["power"]) == (3, 1.0)
     assert torch.equal(state["slow"], weight)
     assert torch.equal(state["most"], torch.full((2, 3), 2.0))
+    assert not state.get("average", torch.zeros(())).any()
     assert all(map(torch.equal, _trained(program), first))
 
 
