@@ -366,13 +366,16 @@ def take_over(old: nn.Module, new: nn.Module, pairs: Pairs, optimizer: Optimizer
 
 
 def hand_over(optimizer: Optimizer | None, new_of: Mapping[Tensor, tuple[Tensor, bool]]) -> None:
-    """The optimizer goes on with other tensors, some of them transposed, and its state with it."""
+    """The optimizer goes on with other tensors, some of them transposed, and its state with it.
+
+    It may hold tensors outside the model, such as a loss's own: those stay.
+    """
     if optimizer is None or isinstance(optimizer, NotCalled):
         return
     for group in optimizer.param_groups:
-        group["params"] = [new_of[p][0] for p in group["params"]]
-    for p, state in list(optimizer.state.items()):
-        parameter, turned = new_of[p]
+        group["params"] = [new_of[p][0] if p in new_of else p for p in group["params"]]
+    for p in [p for p in optimizer.state if p in new_of]:
+        (parameter, turned), state = new_of[p], optimizer.state[p]
         del optimizer.state[p]
         optimizer.state[parameter] = {
             key: value.t().contiguous() if turned and isinstance(value, Tensor) else value

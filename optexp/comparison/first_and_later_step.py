@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from optexp.comparison.case import COUNTED, Case
 from optexp.equivalence.effects import title
@@ -37,6 +38,7 @@ COUNTED_ON = (
     "with counts as they are after {} steps, which were not run, the candidate's step is another one: {}; training that"
     " long is not verified"
 )
+OTHER_PARAMETERS = ", halfway with other values of the parameters,"
 SHORT_S = 0.1  # seconds of a step: of longer steps, one late count is looked at
 LATER, LATER_S = 48, 8.0  # steps before one that is looked at, where steps change what later ones begin with, or may
 
@@ -60,7 +62,17 @@ def check_later_step(
     state is put back before every other check. Where nothing is timed, batches get other values halfway: a result that
     is remembered by its input's address shows. Training has its own gradients, and a trajectory."""
     steps = min(LATER, max(COUNTED, int(LATER_S / max(case.steps.step_s, 1e-9))))
-    _judge_at(case, found, reference, yardstick, candidate, steps, case.session.experiment.verify == "only")
+    replay = _replay(case, reference, yardstick, steps)
+    _judge(case, found, replace(replay, renewed=case.session.experiment.verify == "only"), candidate)
+
+
+def check_moved_parameters(
+    case: Case, found: Verification, reference: Client[Reference], yardstick: Client[Arm], candidate: Client[Arm]
+) -> None:
+    """Gradients are for somebody who changes parameters between two steps. A copy of them from an earlier step is
+    wrong then, and shows nowhere else: what Python keeps is put back before other steps with other parameters."""
+    if case.promise.dtype != "float16":  # whose gradients may overflow
+        _judge(case, found, replace(_replay(case, reference, yardstick, COUNTED), moved=True), candidate)
 
 
 def check_repetitions(case: Case, found: Verification, yardstick: Client[Arm], candidate: Client[Arm]) -> None:
@@ -91,7 +103,7 @@ def check_rare_steps(
         arm.call(Arm.rest)
     for steps in to_judge(theirs, ours):
         if found.ok:
-            _judge_at(case, found, reference, yardstick, candidate, steps)
+            _judge(case, found, _replay(case, reference, yardstick, steps), candidate)
     check_late_counts(case, found, reference, yardstick, candidate)
     if found.ok and case.rebuilt and (schedules := one_sided(theirs[-1], ours[-1])):
         _check_rates(case, found, schedules, yardstick, candidate)
@@ -115,7 +127,7 @@ def check_late_counts(
         if ours is None or not (theirs.matter or ours.matter) or not ours.fit(theirs):
             return
         for steps in JUDGED:
-            _judge_at(case, found, reference, yardstick, candidate, steps, late=late)
+            _judge(case, found, replace(_replay(case, reference, yardstick, steps), late=late), candidate)
             if not found.ok:
                 raise Failure("NoReference", COUNTED_ON.format(late, failure(found.failures[0])))
 
@@ -144,48 +156,45 @@ def _check_rates(
         raise Failure("NoReference", BY_HAND.format(name, len(expected)))
 
 
-def _judge_at(
-    case: Case,
-    found: Verification,
-    reference: Client[Reference],
-    yardstick: Client[Arm],
-    candidate: Client[Arm],
-    steps: int,
-    renewed: bool = False,
-    late: int | None = None,
-) -> None:
-    """Judge the last one of so many steps; nothing is known of one that the baseline does not pass either.
+def _replay(case: Case, reference: Client[Reference], yardstick: Client[Arm], steps: int) -> Replay:
+    """Of the last one of so many steps."""
+    return Replay(reference, yardstick, End(steps), in_turns=case.session.in_turns)
 
-    renewed: batches get other values halfway
-    late:    counts move on to it after the first steps
-    """
 
-    def failures(arm: Client[Arm], noise: int | None = None, drifts: bool = False) -> list[Finding]:
-        replay = Replay(reference, yardstick, End(steps), False, case.session.in_turns, renewed, noise, drifts, late)
-        judged = replay.judged(arm, steady=found.repeats)
+def _judge(case: Case, found: Verification, replay: Replay, candidate: Client[Arm]) -> None:
+    """Judge the last step of a replay; nothing is known of one that the baseline does not pass either."""
+    steps, yardstick = replay.end.steps, replay.yardstick
+    when = f"after {steps} steps" + OTHER_PARAMETERS * replay.moved
+
+    def failures(arm: Client[Arm], **how: Any) -> list[Finding]:
+        judged = replace(replay, **how).judged(arm, steady=found.repeats)
         return [replace(finding, step=steps) for finding in judged if not finding.ok]
 
     try:
         failed = failures(candidate)
         theirs = failures(yardstick) if failed else []
+        stale = bool(failed) and replay.moved and not case.steps.keeps and not theirs
+        derived = failures(yardstick, forgets=True) if stale else []
         drifts = bool(failed) and not theirs and all(finding.gate == "G0" for finding in failed)
         failed = failures(candidate, drifts=True) if drifts else failed
-        again = [failures(yardstick, seed, drifts=True) for seed in NOISES if drifts and failed]
+        again = [failures(yardstick, noise=seed, drifts=True) for seed in NOISES if drifts and failed]
         noisy = {(finding.tensor, finding.message) for findings in again for finding in findings}
     except NoYardstick:
         raise
     except Failure as reason:
         if reason.type != "NoReference":
             raise
-        found.notes.append(f"not looked at after {steps} steps: {reason}")
+        found.notes.append(f"not looked at {when}: {reason}")
         return
     if theirs:
-        found.notes.append(f"after {steps} steps the baseline does not pass beside itself: {theirs[0].message}")
+        found.notes.append(f"{when} the baseline does not pass beside itself: {theirs[0].message}")
+    elif derived:
+        found.notes.append(f"{when} the baseline goes on with what it has computed of earlier ones")
     elif failed and {(finding.tensor, finding.message) for finding in failed} <= noisy:
         names = ", ".join(title(finding.tensor) for finding in failed)
         raise Failure("NoReference", MOVED_BY_ROUNDING.format(steps, names))
     elif failed:
-        _fail(case, found, failed, f"after {steps} steps")
+        _fail(case, found, failed, when.removesuffix(","))
 
 
 def _fail(case: Case, found: Verification, findings: Sequence[Finding], when: str) -> None:

@@ -10,6 +10,7 @@ from optexp.comparison.case import Case
 from optexp.comparison.first_and_later_step import (
     check_first_step,
     check_later_step,
+    check_moved_parameters,
     check_rare_steps,
     check_repetitions,
 )
@@ -101,6 +102,8 @@ class Referee:
         untimed = session.experiment.verify == "only"  # else the check after timing covers later steps
         if found.ok and (case.moves or untimed) and not case.steps.random and session.workload.mode != "train":
             check_later_step(case, found, reference, yardstick, candidate)
+        if found.ok and session.workload.mode == "forward_backward":
+            check_moved_parameters(case, found, reference, yardstick, candidate)
         if found.ok and case.steps.own and session.workload.mode == "train":
             check_rare_steps(case, found, reference, yardstick, candidate)
         if found.ok and untimed:

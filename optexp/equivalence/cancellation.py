@@ -92,4 +92,6 @@ def _rms(tensor: Tensor) -> float:
 
 
 def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+    if tensor.layout is not torch.strided or tensor._is_zerotensor():
+        return 0
+    return tensor.untyped_storage().data_ptr()

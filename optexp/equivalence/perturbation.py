@@ -86,6 +86,18 @@ def turn_parameters(state: Mapping[str, Tensor]) -> None:
             state[name].neg_()
 
 
+@torch.no_grad()
+def move_parameters(parameters: Mapping[str, Tensor]) -> None:
+    """Other values of all, in place, as an optimizer gives between two steps: zeros become `EXCHANGED`'s, others
+    halves and quarters in turn. Exact wherever nothing underflows; signs stay, as a scale's under a root must."""
+    real = sorted(name for name, t in parameters.items() if t.is_floating_point() or t.is_complex())
+    for place, name in enumerate(real):
+        if _only_value(parameters[name]) == 0.0:
+            parameters[name].fill_(EXCHANGED[0.0])
+        else:
+            parameters[name].mul_(0.25 if place % 2 else 0.5)
+
+
 def _only_value(tensor: Tensor) -> float | None:
     """The value of all elements; None where there are several."""
     if not tensor.is_floating_point() or not tensor.numel() or is_sparse(tensor):

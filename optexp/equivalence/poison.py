@@ -69,6 +69,8 @@ def scribble(results: Iterable[Tensor], spared: Iterable[Tensor]) -> None:
     """Overwrite what a step returned, except memory that it shares with `spared`: its inputs and its state."""
     kept = {sparse.place(read(tensor)) for tensor in spared}
     for tensor in map(read, results):
+        if tensor._is_zerotensor():  # without memory
+            continue
         if tensor.layout is torch.strided and tensor.is_floating_point() and sparse.place(tensor) not in kept:
             with torch.no_grad(), torch.inference_mode(tensor.is_inference()):
                 tensor.fill_(torch.nan)

@@ -262,8 +262,9 @@ def by_rows(
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """As a vector without gaps; complex numbers as pairs."""
-    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    """As a vector without gaps, whose signs are in its memory; complex numbers as pairs."""
+    own = tensor.resolve_conj().resolve_neg()
+    real = torch.view_as_real(own) if own.is_complex() else own
     return real.detach().reshape(-1).contiguous()
 
 

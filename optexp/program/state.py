@@ -61,8 +61,8 @@ class Snapshot:
         Optimizer state that was created after the snapshot gets its initial values. Other state that a strategy added
         since (a loss scale, a learning rate on the device) gets its values at the first call of `restore`.
         """
-        if attributes and program.model is self.model:
-            self.kept.restore()  # first: a reassigned buffer may have another shape
+        if attributes:
+            self.restore_attributes(program)  # first: a reassigned buffer may have another shape
         for name, tensor in program.state().items():
             if name not in self.values and not is_counted(name):
                 lazy = name.startswith("optimizer/") and not name.endswith("/lr")
@@ -70,6 +70,11 @@ class Snapshot:
         program.put(self.values)
         if program.step_state is not None:
             program.step_state.write(self.elsewhere)
+
+    def restore_attributes(self, program: Program) -> None:
+        """Put the model's Python state back, and nothing else."""
+        if program.model is self.model:
+            self.kept.restore()
 
 
 def _at_first(program: Program, name: str, tensor: Tensor) -> Tensor:

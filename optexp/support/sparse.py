@@ -76,7 +76,7 @@ def nbytes(tensor: Tensor) -> int:
 def place(tensor: Tensor) -> int:
     """Address of the tensor's values; a unique number for a tensor without memory."""
     values = next(iter(parts(tensor).values()))
-    return values.untyped_storage().data_ptr() or id(tensor)
+    return id(tensor) if values._is_zerotensor() else values.untyped_storage().data_ptr() or id(tensor)
 
 
 def coalesced(tensor: Tensor) -> bool:

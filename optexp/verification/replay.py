@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from optexp.equivalence.input_families import NORMAL
 from optexp.equivalence.judge import SetInfo
@@ -29,6 +30,8 @@ class Replay:
     noise:    seed of a little of it in the parameters that the judged arm begins with
     drifts:   what a step keeps in Python may differ as far as such noise moves it in the baseline
     late:     counts move on to it after the first steps
+    moved:    halfway parameters get other values in place
+    forgets:  then what the judged arm keeps in Python becomes what it was at first
     """
 
     reference: Client[Reference]
@@ -40,6 +43,8 @@ class Replay:
     noise: int | None = None
     drifts: bool = False
     late: int | None = None
+    moved: bool = False
+    forgets: bool = False
 
     def judged(self, candidate: Client[Arm], steady: bool = True) -> list[Finding]:
         """Findings of the gates about the candidate's step.
@@ -51,7 +56,7 @@ class Replay:
         """
         findings = self._judged(candidate)
         if not steady and not all(finding.ok for finding in findings) and self._itself():
-            self._convey(candidate, self.timed, self.noise)
+            self._convey_judged(candidate)
             return self._findings()
         return findings
 
@@ -69,19 +74,22 @@ class Replay:
         info = reference.call(Reference.info)
         if not info.keeps:
             self._disturb(info)
-            self._convey(candidate, self.timed, self.noise)
+            self._convey_judged(candidate)
             return self._findings()
-        self._convey(candidate, self.timed, self.noise)
+        self._convey_judged(candidate)
         at_once = decided(lambda: self._findings(keep=True))
         if at_once is not None and all(finding.ok for finding in at_once):
             return at_once
         self._disturb(info)
         return self._findings_again()
 
-    def _convey(self, arm: Client[Arm], timed: bool = False, noise: int | None = None) -> None:
+    def _convey_judged(self, arm: Client[Arm]) -> None:
+        self._convey(arm, self.timed, self.noise, self.forgets)
+
+    def _convey(self, arm: Client[Arm], timed: bool = False, noise: int | None = None, forgets: bool = False) -> None:
         """The arm's step to the reference."""
-        seen = arm.call(Arm.replay, end=self.end, timed=timed, renewed=self.renewed, noise=noise, late=self.late)
-        convey(seen, arm, self.reference)
+        same: dict[str, Any] = {"end": self.end, "renewed": self.renewed, "late": self.late, "moved": self.moved}
+        convey(arm.call(Arm.replay, timed=timed, noise=noise, forgets=forgets, **same), arm, self.reference)
         if self.in_turns:
             arm.call(Arm.rest)
 

@@ -16,13 +16,14 @@ from optexp.equivalence.missed import End
 from optexp.equivalence.noise import disturbed
 from optexp.equivalence.observation import Observation, observed, overwritten, repeats
 from optexp.equivalence.parting import Passed, watched
+from optexp.equivalence.perturbation import move_parameters
 from optexp.equivalence.poison import stain
 from optexp.equivalence.schedules import STEPS
 from optexp.equivalence.step_digest import Digest, digest
 from optexp.equivalence.trajectory import RATES
 from optexp.measurement import clock
 from optexp.program import Batch, is_training, map_batch, tensors_of
-from optexp.support import own_code
+from optexp.support import own_code, wrapped
 from optexp.support.pausing import Used
 from optexp.workers.arm_program import draw
 from optexp.workers.arm_timing import Timing, same_values
@@ -130,7 +131,14 @@ class Checks(Timing):
             return digest(self._replayed(end.steps)[1])
 
     def replay(
-        self, end: End, timed: bool, renewed: bool = False, noise: int | None = None, late: int | None = None
+        self,
+        end: End,
+        timed: bool,
+        renewed: bool = False,
+        noise: int | None = None,
+        late: int | None = None,
+        moved: bool = False,
+        forgets: bool = False,
     ) -> Transfer:
         """The last step before that end, from the restored state on, observed as `observe` does.
 
@@ -140,10 +148,12 @@ class Checks(Timing):
         renewed: halfway the batches' memory gets other values, which shows results that are remembered by addresses
         noise: as `repeated` takes it
         late: counts move on to it after the first steps (see `optexp.equivalence.late_counts`)
+        moved: parameters get other values in place halfway
+        forgets: then what Python keeps becomes what it was at first
         """
         self.restore(end.first)
         with disturbed(self.program.model, noise):
-            batch, seen = self._renewed(end.steps) if renewed else self._replayed(end.steps, late)
+            batch, seen = self._renewed(end.steps) if renewed else self._replayed(end.steps, late, moved, forgets)
             seen |= {f"batch/{name}": tensor for name, tensor in tensors_of(batch).items()}
             seen |= {f"timed/{name}": tensor for name, tensor in self.outputs.items()} if timed else {}
             return self.send(seen)
@@ -202,13 +212,18 @@ class Checks(Timing):
             counts.look()
         return counts.move_on(late)
 
-    def _replayed(self, steps: int, late: int | None = None) -> tuple[Batch, Observation]:
+    def _replayed(
+        self, steps: int, late: int | None = None, moved: bool = False, forgets: bool = False
+    ) -> tuple[Batch, Observation]:
         """The last step's batch, and what is seen of that step."""
         with self.quiet():
             run = self.runner()
             if late is not None:
                 self._move_on(run, late)
-            for _ in range(steps - 1 - (0 if late is None else SEEN)):
+            before = steps - 1 - (0 if late is None else SEEN)
+            for step in range(before):
+                if moved and step == before // 2:
+                    self._move(forgets)
                 run()
             assert self.offered is not None
             self.offered.due += 1
@@ -217,6 +232,15 @@ class Checks(Timing):
             seen = observed(self.program, map_batch(torch.clone, batch), initial=self.initial.values)
         self.program.feed.pause()
         return batch, seen | drawn
+
+    def _move(self, forgets: bool) -> None:
+        """Other values for the parameters that learn."""
+        learn = [(alias, parameter) for alias, parameter in self.program.parameters() if parameter.requires_grad]
+        with torch.no_grad():  # their own views, which count changes
+            views = [wrapped.parts(alias(parameter), alias.name) for alias, parameter in learn]
+        move_parameters({name: part for found in views for name, part in found.items()})
+        if forgets:
+            self.initial.restore_attributes(self.program)
 
     def _drawn(self, batch: Batch) -> Observation:
         """Whether a batch is one of the core's own."""

@@ -203,7 +203,7 @@ class Timing(Built):
         batch = self.program.feed.next()
         outputs = self.program.step(self.program, batch)
         given = (*tensors_of(batch).values(), *outputs.values(), *self.program.model.parameters())
-        tensors = [part for tensor in given for part in parts(tensor).values()]
+        tensors = [part for t in given for part in parts(t).values() if not part._is_zerotensor()]
         sizes = {t.untyped_storage().data_ptr(): min(t.nbytes, t.untyped_storage().nbytes()) for t in tensors}
         on_gpu = self.device.type == "cuda"
         return sum(sizes.values()), torch.cuda.get_device_properties(self.device).L2_cache_size if on_gpu else 0

@@ -92,6 +92,39 @@ class PenalizedOnce(Penalized):
         return self.known[1] + (self.known[2] * (weight - weight.detach())).sum()
 
 
+class Copied(Linear):
+    """Its first call copies its weight; gradients go to the weight itself, whatever becomes of that."""
+
+    copy: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.linear.weight
+        if self.copy is None:
+            self.copy = weight.detach().clone()
+        return nn.functional.linear(x, self.copy + (weight - weight.detach()), self.linear.bias)
+
+
+class Scaled(Linear):
+    """By the size of its weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) / self.size()
+
+    def size(self) -> Tensor:
+        return self.linear.weight.detach().norm()
+
+
+class ScaledAtFirst(Scaled):
+    """By the size that it had at the first call."""
+
+    known: Tensor | None = None
+
+    def size(self) -> Tensor:
+        if self.known is None:
+            self.known = super().size()
+        return self.known
+
+
 class RecordsFirst(Linear):
     """Its first call records what later ones repeat, and hands out memory that nobody filled; as of a captured graph,
     nobody can put that back."""

@@ -369,6 +369,27 @@ def test_what_is_kept_of_parameters_that_nobody_changes_makes_no_step_faster(tmp
     assert "once parameters have changed" in result.headline
 
 
+@pytest.mark.parametrize("verify", ["only", "first"])
+def test_a_copy_of_parameters_is_old_once_somebody_changes_them(tmp_path: Path, verify: str) -> None:
+    overrides = [*own("Linear", instead="Copied"), "workload.mode=forward_backward", f"verify={verify}"]
+    result = compare(tmp_path, [*IN_ONE_PROCESS, *overrides], stack="replace")
+    assert result.verdict is WRONG
+    assert "after 6 steps, halfway with other values of the parameters: " in result.headline
+
+
+@pytest.mark.parametrize("instead", ["Scaled", "ScaledAtFirst"])
+def test_nothing_is_known_of_later_parameters_where_the_baseline_keeps_what_earlier_ones_gave(
+    tmp_path: Path, instead: str
+) -> None:
+    overrides = [*own("ScaledAtFirst", instead=instead), "workload.mode=forward_backward", "verify=only"]
+    result = compare(tmp_path, [*IN_ONE_PROCESS, *overrides], stack="replace")
+    assert result.verdict is Verdict.VERIFIED, result.headline
+    told = any(
+        "the baseline goes on with what it has computed of earlier ones" in note for note in result.equivalence.notes
+    )
+    assert told == (instead == "Scaled")
+
+
 def test_a_first_result_that_nobody_computed_is_seen(tmp_path: Path) -> None:
     result = compare(tmp_path, [*IN_ONE_PROCESS, *own("Linear", instead="RecordsFirst")], stack="replace")
     assert result.verdict is WRONG

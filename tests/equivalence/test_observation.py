@@ -10,6 +10,7 @@ import torch
 
 from optexp.equivalence.effects import broken_effects
 from optexp.equivalence.observation import observe, overwritten, repeats
+from optexp.equivalence.tensor_math import identical
 from optexp.program import Snapshot
 
 CPU = torch.device("cpu")
@@ -83,6 +84,22 @@ def test_aliases_of_inputs_and_of_each_other(net):
         return {"a": batch[0][:1], "b": total, "c": total.view(-1), "d": total.clone()}
 
     assert observe(replace(program, step=step), batch)["flag/aliases"].tolist() == [-1, 1, 1, 3]
+
+
+def test_outputs_whose_signs_or_values_are_not_in_memory_are_read_as_what_they_are(net):
+    program, batch = built(net, "forward")
+    turned = torch.randn(4, dtype=torch.complex64, generator=torch.Generator().manual_seed(2))
+
+    def step(program, batch):
+        own = turned.clone()
+        bits = {"a": torch._neg_view(own.real.clone()), "b": own.clone().conj(), "c": own.clone().conj().imag}
+        return {**bits, "d": torch._efficientzerotensor((2, 3))}
+
+    seen = observe(replace(program, step=step), batch)
+    expected = {"a": -turned.real, "b": turned.conj().resolve_conj(), "c": -turned.imag, "d": torch.zeros(2, 3)}
+    assert all(identical(seen[f"out/{name}"], tensor) for name, tensor in expected.items())
+    assert seen["flag/aliases"].tolist() == [0, 1, 2, 3]
+    assert seen["flag/finished"]
 
 
 def test_an_output_whose_elements_share_a_place_is_told(net):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp.equivalence.perturbation import told, turn_parameters, vary
+from optexp.equivalence.perturbation import move_parameters, told, turn_parameters, vary
 
 
 class Model(nn.Module):
@@ -75,3 +75,16 @@ def test_other_values_of_parameters_are_given_twice_without_a_trace():
     assert state["param/c"].eq(1).all()
     assert torch.equal(state["param/b"], drawn)
     assert torch.equal(state["param/d"], second)
+
+
+def test_parameters_move_in_place_without_a_change_of_sign():
+    drawn = {name: torch.rand(4, 3) + 0.1 for name in "abc"}
+    held = {name: nn.Parameter(value.clone()) for name, value in drawn.items()}
+    shut, indices = nn.Parameter(torch.zeros(3)), torch.arange(3)
+    versions = {name: parameter._version for name, parameter in held.items()}
+    move_parameters({**held, "z": shut, "indices": indices})
+    for name, parameter in held.items():
+        assert torch.equal(parameter, drawn[name] * (0.25 if name == "b" else 0.5))
+        assert parameter._version > versions[name], "compiled code and a cache that asks see that it changed"
+    assert shut.eq(0.125).all()
+    assert indices.tolist() == [0, 1, 2]

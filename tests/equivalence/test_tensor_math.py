@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from optexp.equivalence import tensor_math
-from optexp.equivalence.tensor_math import Error, error, identical
+from optexp.equivalence.checksums import checksum
+from optexp.equivalence.tensor_math import Error, alike, error, identical
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -163,3 +164,15 @@ def test_the_distribution_of_errors_counts_each_once() -> None:
     assert {place: share * 7 for place, share in enumerate(parts) if share} == pytest.approx(
         {0: 1, at[0]: 2, at[1]: 1, count - 1: 1}
     )
+
+
+def test_bits_are_those_of_the_values_whatever_the_memory_holds():
+    turned = torch.randn(5, dtype=torch.complex64)
+    views = [torch._neg_view(turned.real), turned.conj(), turned.conj().imag, torch._neg_view(turned)]
+    for view in [*views, torch._efficientzerotensor((2, 3))]:
+        plain = view.clone().resolve_conj().resolve_neg()
+        assert identical(view, plain)
+        assert checksum(view) == checksum(plain)
+        assert alike({"a": view}, {"a": plain}) == {"a"}
+        assert not identical(view, plain + 1)
+    assert not identical(torch._neg_view(turned.real), turned.real.clone())

@@ -11,7 +11,7 @@ from optexp.errors import ConfigError, UserFailure
 from optexp.program import gradients
 from optexp.strategies.channels_last import ChannelsLast
 from optexp.strategies.fused_optimizer import FusedOptimizer
-from optexp.strategies.replace import Replace, pair
+from optexp.strategies.replace import Replace, hand_over, pair
 from optexp.trace import Op, Span, Trace
 from optexp.user_code.of_model import takes_model
 from optexp.user_code.same_start import matched
@@ -85,6 +85,21 @@ def test_state_and_gradients_have_the_baselines_names_and_shapes(build, optim: s
         torch.testing.assert_close(other.state(), plain.state(), atol=1e-5, rtol=1e-4, check_dtype=False)
     assert other.model is not plain.model
     assert other.model.w["0"].shape == (5, 8)
+
+
+def test_the_optimizer_keeps_what_lies_outside_the_model():
+    weight, centres = nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.randn(4))
+    second = nn.Parameter(weight.detach().t().contiguous())
+    optimizer = torch.optim.SGD([{"params": [weight]}, {"params": [centres], "lr": 0.5}], lr=0.1, momentum=0.9)
+    (weight.sum() + 2 * centres.sum()).backward()
+    optimizer.step()
+    velocity = optimizer.state[centres]["momentum_buffer"]
+    hand_over(optimizer, {weight: (second, True)})
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert list(map(id, held)) == [id(second), id(centres)]
+    assert set(optimizer.state) == {second, centres}
+    assert optimizer.state[centres]["momentum_buffer"] is velocity
+    assert optimizer.state[second]["momentum_buffer"].shape == (3, 2)
 
 
 def test_a_formula_becomes_the_librarys_function(build):
