@@ -15,7 +15,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from optexp.errors import ConfigError, NotCovered
-from optexp.program import Alias, NotCalled, Program, is_training, placed, preserved, set_training, to_device
+from optexp.program import (
+    Alias,
+    NotCalled,
+    Program,
+    first_values,
+    is_training,
+    placed,
+    preserved,
+    set_training,
+    to_device,
+)
 from optexp.python_state.slots import tensors_in
 from optexp.schema import suggest
 from optexp.strategy import (
@@ -374,6 +384,7 @@ def hand_over(optimizer: Optimizer | None, new_of: Mapping[Tensor, tuple[Tensor,
         return
     for group in optimizer.param_groups:
         group["params"] = [new_of[p][0] if p in new_of else p for p in group["params"]]
+    first_values.hand_over(optimizer, new_of)
     for p in [p for p in optimizer.state if p in new_of]:
         (parameter, turned), state = new_of[p], optimizer.state[p]
         del optimizer.state[p]

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optexp.program import Program, ResidentFeed, Snapshot, prime, train
+from optexp.program import Program, ResidentFeed, Snapshot, first, prime, train
 from optexp.result import Verdict
+from optexp.strategies.replace import hand_over
 from tests.user_code.test_rare_steps import compared
 
 ADAM = """
@@ -137,3 +138,15 @@ def test_running_powers_in_the_place_of_a_count_are_verified(tmp_path: Path) -> 
 def test_another_first_value_is_another_optimizer(tmp_path: Path) -> None:
     result = compared(tmp_path, ADAM.replace("torch.eye(p.shape[0])", "1.1 * torch.eye(p.shape[0])"), ADAM)
     assert result.verdict is Verdict.NOT_EQUIVALENT, result.headline
+
+
+def test_first_values_go_with_the_parameter_in_another_ones_place() -> None:
+    model, other = nn.Linear(3, 2), nn.Parameter(torch.ones(3, 2))
+    optimizer, feed = Assigned([model.weight]), ResidentFeed(torch.device("cpu"))
+    prime(Program(model, train, feed, optimizer=optimizer))
+    hand_over(optimizer, {model.weight: (other, True)})
+    assert first(optimizer, other, "power") == 1.0
+    slow = first(optimizer, other, "slow")
+    assert isinstance(slow, Tensor)
+    assert torch.equal(slow, model.weight.t())
+    assert first(optimizer, model.weight, "power") is None
