@@ -27,7 +27,6 @@ from optexp.config import search_path
 from optexp.records import filenames
 from optexp.result import Result
 from optexp.support.nvml_count import count_by_nvml
-from optexp.workers.process import die_with_parent
 
 MARK, LOCK, LOG = "job.json", ".lock", "job.log"
 PASSED_ON = ("MLFLOW_", "OPTEXP_")  # environment variables that reach workers on other machines
@@ -128,12 +127,6 @@ class Surroundings:
         count_by_nvml()
         if self.shared is not None and _quiet is None:
             _quiet = Shared(self.shared, self.sharing)
-
-
-def ends_with_sweep() -> int:
-    """Let this worker end with the process that sweeps, which it would not notice while it is paused; its id."""
-    die_with_parent()
-    return os.getpid()
 
 
 def task(config: DictConfig) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
+from math import inf
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
@@ -15,8 +16,9 @@ from optexp.comparison import visible_cards
 from optexp.comparison.shared_card import SharedCard, claimed
 from optexp.errors import ConfigError
 from optexp.support.pausing import end
-from optexp.sweeps.job import Job, Surroundings, ends_with_sweep, work
+from optexp.sweeps.job import Job, Surroundings, work
 from optexp.sweeps.launchers.engine import Engine
+from optexp.workers.process import die_with_parent
 
 
 class Joblib(Engine):
@@ -116,7 +118,10 @@ class _Place:
 
 
 class _Worker:
-    """One process that stays warm from job to job, and is made anew after one that was killed."""
+    """One process that stays warm from job to job, and is made anew after one that was killed.
+
+    pid: of the process that ran the last job
+    """
 
     def __init__(self, place: _Place) -> None:
         self.executor: Any = None
@@ -127,19 +132,24 @@ class _Worker:
         from joblib.externals.loky import ProcessPoolExecutor
         from joblib.externals.loky.process_executor import BrokenProcessPool, ShutdownExecutorError
 
-        card = self.place.card
         try:
-            if self.executor is None:
-                self.executor = ProcessPoolExecutor(max_workers=1)
-                with card.starting() if card else nullcontext():
-                    self.pid = self.executor.submit(ends_with_sweep if card else os.getpid).result()
-                    if card:
-                        card.pids.add(self.pid)
+            self.executor = self.executor or ProcessPoolExecutor(max_workers=1)
+            self._meet(self.executor)
             self.executor.submit(work, job, self.place.surroundings(here)).result()
         except (BrokenProcessPool, ShutdownExecutorError):  # it was killed, or the sweep is interrupted
             self.kill()
-        except Exception as error:  # raised in the worker, which lives on
+        except (Exception, SystemExit) as error:  # raised in the worker, which lives on
             print(f"optexp: job {job.number}: {type(error).__name__}: {error}", file=sys.stderr)
+
+    def _meet(self, executor: Any) -> None:
+        """Know the process that runs the next job: loky exchanges one that has grown."""
+        card = self.place.card
+        with card.starting() if card else nullcontext():
+            pid = executor.submit(begin, ends_with_sweep=card is not None).result()
+            if card:
+                card.pids.discard(self.pid)
+                card.pids.add(pid)
+            self.pid = pid
 
     def kill(self) -> None:
         if self.place.card:
@@ -150,3 +160,16 @@ class _Worker:
             if pid:
                 end(pid)
             executor.shutdown(kill_workers=True)
+
+
+def begin(ends_with_sweep: bool) -> int:
+    """Make this process of loky's a worker that stays, and return its id. Before each job, as loky may exchange it.
+
+    ends_with_sweep: it would not notice the end of the process that sweeps while it is paused
+    """
+    from joblib.externals.loky import process_executor
+
+    process_executor._MAX_MEMORY_LEAK_SIZE = inf  # a job imports torch, which loky would take for a leak
+    if ends_with_sweep:
+        die_with_parent()
+    return os.getpid()
