@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -121,6 +122,16 @@ THINNED = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     thin(items)
     skip_where_there_is_no_gpu(items)
+
+
+def pytest_collection_finish() -> None:
+    """What imports have made stays: the collector need not look through it again, half a second each time."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # for those who count at exit what is left
 
 
 def thin(items: list[pytest.Item]) -> None:

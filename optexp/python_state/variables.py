@@ -14,7 +14,7 @@ import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -157,9 +157,10 @@ def _named(code: CodeType) -> set[str]:
     return set(code.co_names).union(*map(_named, _inner(code)))
 
 
-def _assigned(code: CodeType) -> set[str]:
+@cache
+def _assigned(code: CodeType) -> frozenset[str]:
     """The globals among them that may be made by the code."""
-    stored = {str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL"}
+    stored = frozenset(str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL")
     return stored.union(*map(_assigned, _inner(code)))
 
 
@@ -175,15 +176,18 @@ def _made_by(owner: Any) -> set[str]:
     for function in functions:
         code = function.__code__
         itself = function.__name__ if function is owner else next(iter(code.co_varnames), "")
-        found |= set() if code.co_filename.startswith(INSTALLED) else _set(code, itself)
+        found |= frozenset() if code.co_filename.startswith(INSTALLED) else _set(code, itself)
     return found
 
 
-def _set(code: CodeType, variable: str) -> set[str]:
+@cache
+def _set(code: CodeType, variable: str) -> frozenset[str]:
     """Names of attributes that the code assigns to what a variable holds."""
     steps = list(dis.get_instructions(code))
-    pairs = ((load, store) for load, store in pairwise(steps) if store.opname == "STORE_ATTR")
-    return {str(store.argval) for load, store in pairs if load.opname.startswith("LOAD") and load.argval == variable}
+    pairs = [(load, store) for load, store in pairwise(steps) if store.opname == "STORE_ATTR"]
+    return frozenset(
+        str(store.argval) for load, store in pairs if load.opname.startswith("LOAD") and load.argval == variable
+    )
 
 
 def _inner(code: CodeType) -> list[CodeType]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -25,15 +26,19 @@ def replaced(before: Known) -> list[str]:
 
 
 def _found() -> Iterator[tuple[str, Any]]:
+    """A class's methods once, by the name where it is written, however many modules import it."""
+    classes: dict[type, None] = {}
     for module in [m for name, m in list(sys.modules.items()) if _is_own(name)]:
         for name, value in list(vars(module).items()):
-            if isinstance(value, FunctionType) and _is_own(value.__module__):
+            if isinstance(value, (FunctionType, type)) and _is_own(value.__module__):
                 yield f"{module.__name__}.{name}", value
-            elif isinstance(value, type) and _is_own(value.__module__):
-                methods = ((key, held) for key, held in list(vars(value).items()) if isinstance(held, METHODS))
-                yield f"{module.__name__}.{name}", value
-                yield from ((f"{module.__name__}.{name}.{key}", held) for key, held in methods)
+                if isinstance(value, type):
+                    classes[value] = None
+    for kind in classes:
+        methods = [(key, held) for key, held in list(vars(kind).items()) if isinstance(held, METHODS)]
+        yield from [(f"{kind.__module__}.{kind.__qualname__}.{key}", held) for key, held in methods]
 
 
+@cache  # asked of every function there is
 def _is_own(module: str) -> bool:
     return f"{module}.".startswith("optexp.") and not module.startswith(EXTENSIONS)

@@ -192,8 +192,9 @@ def _alone(place: Place) -> Iterator[list[str]]:
     """Inside, imports find the modules of the file's own folders first, where files of other folders had some of the
     same names. Those keep their names, and the file's get others. Yields such names."""
     _put_on_path(place)
-    others = {name: module for name, module in list(sys.modules.items()) if _rivals(name.partition(".")[0], place)}
-    tops = sorted({name.partition(".")[0] for name in others})
+    loaded = {name: name.partition(".")[0] for name in list(sys.modules)}
+    tops = sorted(top for top in set(loaded.values()) if _rivals(top, place))
+    others = {name: sys.modules[name] for name, top in loaded.items() if top in tops}
     for name in others:
         del sys.modules[name]
     try:
