@@ -18,6 +18,7 @@ from optexp.comparison.odd_sizes import check_odd_sizes
 from optexp.comparison.same_batches import Feeds
 from optexp.equivalence import step_digest
 from optexp.equivalence.effects import title
+from optexp.equivalence.input_families import NORMAL, ONE_BY_ONE
 from optexp.equivalence.missed import End
 from optexp.equivalence.process_state import undeclared
 from optexp.errors import Failure, NoReference
@@ -127,17 +128,19 @@ class Referee:
             raise replace(reason, message=f"{reason.message}; {cause}") from None
         found.unkept = unkept(yardstick) if found.undecided else ""
         if found.ok and not found.repeats:
-            self._require_steady(yardstick)
+            self._require_steady(found, yardstick)
         return found
 
-    def _require_steady(self, yardstick: Client[Arm]) -> None:
+    def _require_steady(self, found: Verification, yardstick: Client[Arm]) -> None:
         """A set of inputs in which equal steps happen to agree shows nothing where others leave results far apart.
 
         Raises:
             NoReference: They leave a tensor so far apart that its limits let wrong ones pass.
         """
         runs = [yardstick.call(Arm.repeated, end=End(1)) for _ in range(step_digest.MOST)]
-        apart = step_digest.unsteady(runs, self.case.unit)
+        usual = [finding for finding in found.tensors.values() if finding.family in (NORMAL, ONE_BY_ONE)]
+        scales = {finding.tensor: finding.scale for finding in usual if finding.scale is not None}
+        apart = step_digest.unsteady(runs, self.case.unit, scales)
         if self.case.session.in_turns:
             yardstick.call(Arm.rest)
         if apart:

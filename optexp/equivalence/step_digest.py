@@ -79,14 +79,16 @@ def astray(
     return found
 
 
-def unsteady(runs: Sequence[Digest], unit: float) -> dict[str, float]:
-    """How far the same steps leave a tensor apart, as a share of its RMS, where one that far off would be unseen.
+def unsteady(runs: Sequence[Digest], unit: float, scales: Mapping[str, float]) -> dict[str, float]:
+    """How far the same steps leave a tensor apart, as a share of its size, where one that far off would be unseen.
 
-    unit: u of the promised arithmetic
+    unit:   u of the promised arithmetic
+    scales: by name, the s of gates: a gradient that is zero but for rounding has the size of its terms
     """
     least = max(SEEN, SEEN_UNITS * unit)
     apart = {name: max(_spread(runs, name, 0), _spread(runs, name, 1)) for name in runs[0]}
-    shares = {name: far / size for name, far in apart.items() if (size := runs[0][name][1])}
+    sizes = {name: max(size, scales.get(name, 0.0)) for name, (_, size) in runs[0].items()}
+    shares = {name: far / sizes[name] for name, far in apart.items() if sizes[name]}
     return {name: share for name, share in shares.items() if share > least}
 
 

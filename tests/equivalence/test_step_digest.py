@@ -128,8 +128,9 @@ def test_repetitions_that_differ_by_more_than_rounding_explain_nothing() -> None
 
 def test_equal_steps_that_are_apart_show_a_baseline_without_a_yardstick() -> None:
     runs = [{"out/a": (0.5, 2.0), "out/b": (1.0, 1.0)}, {"out/a": (0.6, 2.0), "out/b": (1.0, 1.01)}]
-    assert unsteady(runs, 2.0**-24) == {"out/a": pytest.approx(0.05)}
-    assert unsteady(runs, 2.0**-8) == {}
+    assert unsteady(runs, 2.0**-24, {}) == {"out/a": pytest.approx(0.05)}
+    assert unsteady(runs, 2.0**-8, {}) == {}
+    assert unsteady(runs, 2.0**-24, {"out/a": 10.0}) == {}, "beside its terms it is nothing"
 
 
 class Flips(Arm):
