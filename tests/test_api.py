@@ -24,7 +24,7 @@ from optexp.user_code.given_objects import Shuffled, shuffled
 from tests.reached import measured
 
 CHECKOUT = Path(__file__).parent.parent
-QUICK = ["measurement.warmup_s=0.3", "measurement.block_ms=10", "measurement.pairs=10", "measurement.process_s=2"]
+QUICK = ["measurement.warmup_s=0.1", "measurement.block_ms=10", "measurement.pairs=10", "measurement.process_s=0.5"]
 QUICK += ["measurement.verification_seeds=1", "measurement.profile_steps=2", "tracking.enabled=false"]
 
 
@@ -107,7 +107,7 @@ def test_trains_with_functions_of_the_caller() -> None:
 
 
 def test_the_precision_is_the_models_own() -> None:
-    assert compare(Net().bfloat16(), torch.randn(8, 4)).config["dtype"] == "bfloat16"
+    assert compare(Net().bfloat16(), torch.randn(8, 4), verify="only").config["dtype"] == "bfloat16"
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_what_cannot_travel_is_named_and_its_factory_can() -> None:
 
     with pytest.raises(ConfigError, match=r"model cannot be copied .*parametrized.* a function that makes it"):
         compare(normalized(), torch.randn(8, 4))
-    assert measured(compare(normalized, torch.randn(8, 4)))
+    assert compare(normalized, torch.randn(8, 4), verify="only").verdict is Verdict.VERIFIED
     lock = threading.Lock()
     with pytest.raises(ConfigError, match=r"inputs cannot be copied .*lock"):
         compare(Net, lambda: (lock, torch.randn(8, 4)))
@@ -204,7 +204,7 @@ def test_a_mistake_is_one_sentence(strategy: Any, words: str, capsys: pytest.Cap
 
 
 def test_options_and_a_baseline_reach_the_record() -> None:
-    result = compare(Net, torch.randn(8, 4), "amp[dtype=float16]", baseline="amp", quiet=True)
+    result = compare(Net, torch.randn(8, 4), "amp[dtype=float16]", baseline="amp", quiet=True, verify="only")
     assert result.strategy == ["amp[dtype=float16]"]
     assert result.config["baseline"] == "amp"
 
@@ -216,7 +216,7 @@ def test_the_callers_own_hydra_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").write_text("answer: 42\n")
     with initialize_config_dir(version_base="1.3", config_dir=str(tmp_path / "mine")):
-        assert measured(compare(Net, torch.randn(8, 4)))
+        assert compare(Net, torch.randn(8, 4), verify="only").verdict is Verdict.VERIFIED
         assert hydra_compose("config").answer == 42
     assert not GlobalHydra.instance().is_initialized()
 

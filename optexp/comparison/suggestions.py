@@ -48,7 +48,8 @@ def installed() -> Sequence[Strategy]:
     One that cannot be built is no advice: a user's first draft must not end comparisons of others. Who asks for it is
     told why.
     """
-    return _built(Path.cwd(), *search_path.options("strategy"))
+    conf = Path.cwd() / "conf"
+    return _built(conf if conf.is_dir() else None, *search_path.options("strategy"))
 
 
 def require_installed(settings: AutoSettings) -> None:
@@ -61,8 +62,8 @@ def require_installed(settings: AutoSettings) -> None:
 
 
 @lru_cache(maxsize=1)
-def _built(folder: Path, *names: str) -> Sequence[Strategy]:
-    """folder: the working folder, whose conf/ is on the search path"""
+def _built(conf: Path | None, *names: str) -> Sequence[Strategy]:
+    """conf: the working folder's, where it has one, which is on the search path"""
     names = tuple(name for name in names if _readable(name))
     nodes = plain(search_path.compose([f"strategy=[{','.join(names)}]"]).strategy)
     single = [name for name, node in nodes.items() if "_target_" in (node or {})]

@@ -185,7 +185,7 @@ def test_another_result_is_told_before_other_bits(check, net):
         loss = program.loss
         return replace(program, loss=lambda output, batch: loss(1.01 * output, batch))
 
-    found = check(net(mode="train", optim="sgd"), larger, BITWISE, seeds=1)
+    found = check(net(mode="train", optim="sgd"), larger, BITWISE, seeds=1, steps=1)
     assert {"BITWISE", "G1"} <= {failed.gate for failed in found.failures}
     assert "within rounding" not in found.headline
     assert found.worst.gate == "G1"

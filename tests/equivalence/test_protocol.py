@@ -563,7 +563,7 @@ def test_bitwise_wants_equal_bits(check):
     assert same.ok
     assert same.bitwise
     assert "bit for bit" in same.headline
-    other = check(mlp("train"), with_linear(split_k), BITWISE, seeds=1)
+    other = check(mlp("train"), with_linear(split_k), BITWISE, seeds=1, steps=1)
     assert not other.ok
     assert other.worst.gate == "BITWISE"
     assert check(mlp("train"), with_linear(split_k), seeds=1).ok
