@@ -8,6 +8,7 @@ none.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -19,7 +20,7 @@ from optexp.equivalence.attributes import NAMED
 from optexp.equivalence.observation import Observation, unpacked
 from optexp.equivalence.schedules import schedules
 from optexp.program import StepState
-from optexp.program.counters import is_counted
+from optexp.program.counters import PREFIX, is_counted
 from optexp.records.verification import Finding, broken
 
 FAR = 0.02  # relative: two names whose tensors are further apart are no name of the same state
@@ -39,7 +40,18 @@ INSTEAD = (
     " first one cannot be computed from that"
 )
 
-Names = Mapping[str, Mapping[str, Tensor]]  # by key of optimizer state: by time and parameter, the tensor
+LISTED = re.compile(rf"({PREFIX}.+)/(\d+)")  # an entry of a list that an optimizer keeps beside its parameters' state
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor of optimizer state, and its name in the observation."""
+
+    name: str
+    tensor: Tensor
+
+
+Family = dict[str, Slot]  # the same state of all parameters: by time and parameter, as in after/0.weight
 
 
 @dataclass
@@ -61,23 +73,26 @@ class Counterparts:
 
         A count that only the baseline keeps is taken from it: updates show whether the candidate's are those of it.
         """
+        ours, theirs = _families(seen), _families(baseline)
         if seen["flag/apart"]:
             seen = {name: tensor for name, tensor in seen.items() if name in baseline or not _counted(name)}
-        ours, theirs = _by_key(seen), _by_key(baseline)
         more = {key: held for key, held in ours.items() if key not in theirs}
         lacking = {key: held for key, held in theirs.items() if key not in ours}
         if not more and not lacking:
             return seen, {}
         self.keys |= _paired(more, lacking)
         found = {key: other for key, other in self.keys.items() if key in more and other in lacking}
-        translated, instead = {n: tensor for n, tensor in seen.items() if _key(n) not in more}, dict[str, str]()
-        translated |= {_named(n, found[_key(n)]): tensor for n, tensor in seen.items() if _key(n) in found}
+        of_more = {slot.name for held in more.values() for slot in held.values()}
+        translated, instead = {n: tensor for n, tensor in seen.items() if n not in of_more}, dict[str, str]()
+        for key, other in found.items():
+            of_ours = {place: slot.tensor for place, slot in more[key].items()}
+            translated |= {slot.name: of_ours.get(place, slot.tensor) for place, slot in lacking[other].items()}
         for key, held in lacking.items():
             if key in found.values():
                 continue
-            if all(tensor.numel() == 1 for tensor in held.values()):
-                translated |= {name: tensor for name, tensor in baseline.items() if _key(name) == key}
-            elif others := [k for k in more if k not in found and _shapes(more[k]) == _shapes(held)]:
+            if all(slot.tensor.numel() == 1 for slot in held.values()):
+                translated |= {slot.name: slot.tensor for slot in held.values()}
+            elif others := [k for k in more if k not in found and _fit(more[k], held)]:
                 instead[key] = others[0]
         return translated, instead
 
@@ -150,13 +165,27 @@ def _amiss(name: str, lacking: Sequence[bool]) -> Iterator[Finding]:
         yield Finding(name, error_rms=0.0, unseen=COUNTS)
 
 
-def _by_key(seen: Observation) -> dict[str, dict[str, Tensor]]:
-    """The optimizer state of parameters before and after a step: by key, and by time and parameter."""
-    found = dict[str, dict[str, Tensor]]()
+def _families(seen: Observation) -> dict[str, Family]:
+    """The optimizer state of parameters: by key, in the parameters' entries or in lists with one of each parameter."""
+    owners = [name.removeprefix("before/param/") for name in seen if name.startswith("before/param/")]
+    found = dict[str, Family]()
     for name, tensor in seen.items():
+        when, _, rest = name.partition("/")
         if key := _key(name):
-            found.setdefault(key, {})[name.removesuffix(f"/{key}")] = tensor
-    return found
+            owner = rest.split("/")[1]
+            found.setdefault(key, {})[f"{when}/{owner}"] = Slot(name, tensor)
+        elif (listed := LISTED.fullmatch(rest)) and when in ("before", "after") and int(listed[2]) < len(owners):
+            found.setdefault(listed[1], {})[f"{when}/{owners[int(listed[2])]}"] = Slot(name, tensor)
+    partial = {key for key, held in found.items() if LISTED.fullmatch(f"{key}/0") and not _of_all(held, owners, seen)}
+    return {key: held for key, held in found.items() if key not in partial}
+
+
+def _of_all(held: Family, owners: Sequence[str], seen: Observation) -> bool:
+    """Whether a list has a tensor of each parameter's shape."""
+    return all(
+        (slot := held.get(f"after/{owner}")) is not None and slot.tensor.shape == seen[f"before/param/{owner}"].shape
+        for owner in owners
+    )
 
 
 def _key(name: str) -> str:
@@ -172,22 +201,20 @@ def _counted(name: str) -> bool:
     return is_counted(name.partition("/")[2])
 
 
-def _named(name: str, key: str) -> str:
-    when, kind, owner, _ = name.split("/", 3)
-    return f"{when}/{kind}/{owner}/{key}"
+def _fit(ours: Family, theirs: Family) -> bool:
+    """Whether both are of the same parameters after the step, in the same shapes; one may not be there before it."""
+    after = [{place for place in held if place.startswith("after/")} for held in (ours, theirs)]
+    common = ours.keys() & theirs.keys()
+    return after[0] == after[1] and all(ours[place].tensor.shape == theirs[place].tensor.shape for place in common)
 
 
-def _shapes(held: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    return {owner: tensor.shape for owner, tensor in held.items()}
-
-
-def _paired(ours: Names, theirs: Names) -> dict[str, str]:
+def _paired(ours: Mapping[str, Family], theirs: Mapping[str, Family]) -> dict[str, str]:
     """By the key of one, the key of the other that holds nearly the same; each at most once, the nearest first."""
     far = {
         (key, other): _apart(held, theirs[other])
         for key, held in ours.items()
         for other in theirs
-        if _shapes(held) == _shapes(theirs[other])
+        if _fit(held, theirs[other])
     }
     found = dict[str, str]()
     for (key, other), distance in sorted(far.items(), key=lambda entry: entry[1]):
@@ -196,9 +223,10 @@ def _paired(ours: Names, theirs: Names) -> dict[str, str]:
     return found
 
 
-def _apart(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
+def _apart(ours: Family, theirs: Family) -> float:
     """RMS of the difference over all parameters, relative to the second."""
-    pairs = [(ours[owner].to(torch.float64), tensor.to(torch.float64)) for owner, tensor in theirs.items()]
+    places = ours.keys() & theirs.keys()
+    pairs = [(ours[p].tensor.to(torch.float64), theirs[p].tensor.to(torch.float64)) for p in places]
     error = sum(float((a - b.to(a.device)).square().sum()) for a, b in pairs)
     size = sum(float(b.square().sum()) for _, b in pairs)
     return 0.0 if error == 0 else (error / size) ** 0.5 if size else float("inf")

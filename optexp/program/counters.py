@@ -28,10 +28,12 @@ Place = tuple[Any, Any]  # a list or a dict, and where the value lies in it
 class _Met:
     """Values of an optimizer before its steps, and names of those that steps changed.
 
-    numbers: names of values that are no tensors
+    numbers:    names of values that are no tensors
+    containers: names of lists and dicts before its steps
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
+        self.containers = dict(_containers(optimizer)).keys()
         self.met = _values(optimizer)  # no other tensor may get the identity of one
         self.first = {name: _copy(value) for name, value in self.met.items()}
         self.versions = {name: _version(value) for name, value in self.met.items()}
@@ -42,6 +44,7 @@ class _Met:
         now = _values(optimizer)
         self.numbers |= {name for name, value in now.items() if isinstance(value, (int, float))}
         self.moved |= {name for name, value in now.items() if _version(value) != self.versions.get(name)}
+        self.moved |= self.first.keys() - now.keys()  # None, in whose place a list lies now
         return now
 
 
@@ -86,12 +89,19 @@ def put(optimizer: Optimizer, values: Mapping[str, Tensor], followed: bool = Fal
     met = _met(optimizer)
     met.look(optimizer)
     places = dict(_places(optimizer))
-    for name in sorted(met.moved | values.keys(), key=lambda name: (len(name), name)):  # of a list, 9 before 10
+    kept = {above for name in values for above in _above(name)}
+    for name in sorted(
+        (met.moved | values.keys()) - kept, key=lambda name: (len(name), name)
+    ):  # of a list, 9 before 10
         place = places.get(name) or _absent(optimizer, name)
         if place is not None and not (followed and _is_followed(name, met)):
             saved = values.get(name, met.first.get(name, GONE))
             _put(place, saved, name in met.numbers)
     met.moved |= values.keys()
+    filled = {above for name in met.moved for above in _above(name)} - met.containers
+    for name, (owner, key) in list(_containers(optimizer)):
+        if name in filled and not owner[key]:  # steps made it: they may ask whether it is there
+            del owner[key]
 
 
 def _put(place: Place, saved: Any, is_number: bool) -> None:
@@ -107,6 +117,19 @@ def _put(place: Place, saved: Any, is_number: bool) -> None:
         number = isinstance(saved, Tensor) and (is_number or (there is None and not saved.dim()))
         value = saved.item() if number else _copy(saved)
         owner.update({key: value}) if isinstance(owner, dict) else owner.__setitem__(slice(key, key + 1), [value])
+
+
+def _above(name: str) -> Iterator[str]:
+    """Names of the containers of a value."""
+    parts = name.split("/")
+    yield from ("/".join(parts[:depth]) for depth in range(1, len(parts)))
+
+
+def _containers(optimizer: Optimizer) -> Iterator[tuple[str, Place]]:
+    for name, holder in _holders(optimizer).items():
+        for key, value in holder.items():
+            if isinstance(key, str) and isinstance(value, (list, dict)) and key not in ("params", *_TORCHS):
+                yield f"{PREFIX}{name}/{key}", (holder, key)
 
 
 def _is_followed(name: str, met: _Met) -> bool:
