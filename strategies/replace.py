@@ -19,8 +19,8 @@ from optexp.program import (
     Alias,
     NotCalled,
     Program,
-    first_values,
     is_training,
+    pass_on,
     placed,
     preserved,
     set_training,
@@ -384,7 +384,7 @@ def hand_over(optimizer: Optimizer | None, new_of: Mapping[Tensor, tuple[Tensor,
         return
     for group in optimizer.param_groups:
         group["params"] = [new_of[p][0] if p in new_of else p for p in group["params"]]
-    first_values.hand_over(optimizer, new_of)
+    pass_on(optimizer, new_of)
     for p in [p for p in optimizer.state if p in new_of]:
         (parameter, turned), state = new_of[p], optimizer.state[p]
         del optimizer.state[p]

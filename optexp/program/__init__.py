@@ -13,6 +13,7 @@ from optexp.program.batches import to_device as to_device
 from optexp.program.feed import Feed as Feed
 from optexp.program.feed import ResidentFeed as ResidentFeed
 from optexp.program.first_values import first as first
+from optexp.program.first_values import pass_on as pass_on
 from optexp.program.not_called import NotCalled as NotCalled
 from optexp.program.outputs import UNREADABLE as UNREADABLE
 from optexp.program.outputs import flatten as flatten

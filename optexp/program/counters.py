@@ -44,7 +44,7 @@ class _Met:
         now = _values(optimizer)
         self.numbers |= {name for name, value in now.items() if isinstance(value, (int, float))}
         self.moved |= {name for name, value in now.items() if _version(value) != self.versions.get(name)}
-        self.moved |= self.first.keys() - now.keys()  # None, in whose place a list lies now
+        self.moved |= self.first.keys() & dict(_containers(optimizer)).keys()  # None, in whose place a list lies now
         return now
 
 

@@ -60,7 +60,7 @@ def first(optimizer: Optimizer, parameter: Tensor, name: str) -> Value | None:
     return known[1].get((id(parameter), name)) if known is not None and known[0]() is optimizer else None
 
 
-def hand_over(optimizer: Optimizer, new_of: Mapping[Tensor, tuple[Tensor, bool]]) -> None:
+def pass_on(optimizer: Optimizer, new_of: Mapping[Tensor, tuple[Tensor, bool]]) -> None:
     """First values of parameters become those of others in their place, some of them transposed."""
     firsts = _KNOWN[id(optimizer)][1] if id(optimizer) in _KNOWN else {}
     for old, (new, turned) in new_of.items():
