@@ -157,7 +157,7 @@ def _check_rates(
 
 
 def _replay(case: Case, reference: Client[Reference], yardstick: Client[Arm], steps: int) -> Replay:
-    """Of the last one of so many steps."""
+    """The replay that judges step number `steps`."""
     return Replay(reference, yardstick, End(steps), in_turns=case.session.in_turns)
 
 

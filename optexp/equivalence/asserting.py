@@ -75,7 +75,7 @@ class IndicesAsBefore(EagerMode):
 
 
 def _name(func: Any) -> str:
-    """Of an operation of PyTorch, else nothing."""
+    """Name of an operation of PyTorch; empty for any other operation."""
     known = isinstance(func, OpOverload) and func.namespace in ("aten", "prims")
     return func.overloadpacket.__name__ if known else ""
 

@@ -181,7 +181,7 @@ def _families(seen: Observation) -> dict[str, Family]:
 
 
 def _of_all(held: Family, owners: Sequence[str], seen: Observation) -> bool:
-    """Whether a list has a tensor of each parameter's shape."""
+    """Whether a list holds one tensor for each parameter, with the parameter's shape."""
     return all(
         (slot := held.get(f"after/{owner}")) is not None and slot.tensor.shape == seen[f"before/param/{owner}"].shape
         for owner in owners
@@ -202,7 +202,7 @@ def _counted(name: str) -> bool:
 
 
 def _fit(ours: Family, theirs: Family) -> bool:
-    """Whether both are of the same parameters after the step, in the same shapes; one may not be there before it."""
+    """Whether both cover the same parameters after the step, with equal shapes. Before the step one may be absent."""
     after = [{place for place in held if place.startswith("after/")} for held in (ours, theirs)]
     common = ours.keys() & theirs.keys()
     return after[0] == after[1] and all(ours[place].tensor.shape == theirs[place].tensor.shape for place in common)

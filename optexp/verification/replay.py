@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from optexp.equivalence.input_families import NORMAL
 from optexp.equivalence.judge import SetInfo
@@ -88,8 +87,17 @@ class Replay:
 
     def _convey(self, arm: Client[Arm], timed: bool = False, noise: int | None = None, forgets: bool = False) -> None:
         """The arm's step to the reference."""
-        same: dict[str, Any] = {"end": self.end, "renewed": self.renewed, "late": self.late, "moved": self.moved}
-        convey(arm.call(Arm.replay, timed=timed, noise=noise, forgets=forgets, **same), arm, self.reference)
+        seen = arm.call(
+            Arm.replay,
+            end=self.end,
+            timed=timed,
+            renewed=self.renewed,
+            noise=noise,
+            late=self.late,
+            moved=self.moved,
+            forgets=forgets,
+        )
+        convey(seen, arm, self.reference)
         if self.in_turns:
             arm.call(Arm.rest)
 
