@@ -9,6 +9,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 EXTENSIONS = ("optexp.strategies", "optexp.kernels", "optexp.workloads")  # packages that are under test themselves
+FUNCTIONS = (FunctionType, type(cache(len)))  # cached ones, too
 METHODS = (FunctionType, classmethod, staticmethod, property)
 
 Known = Mapping[str, tuple[Any, CodeType | None]]
@@ -30,7 +31,7 @@ def _found() -> Iterator[tuple[str, Any]]:
     classes: dict[type, None] = {}
     for module in [m for name, m in list(sys.modules.items()) if _is_own(name)]:
         for name, value in list(vars(module).items()):
-            if isinstance(value, (FunctionType, type)) and _is_own(value.__module__):
+            if isinstance(value, (*FUNCTIONS, type)) and _is_own(value.__module__):
                 yield f"{module.__name__}.{name}", value
                 if isinstance(value, type):
                     classes[value] = None

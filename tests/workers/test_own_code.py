@@ -10,6 +10,7 @@ import pytest
 
 import optexp.strategies.inplace
 from optexp.equivalence import bits, gates
+from optexp.python_state import variables
 from optexp.support import own_code
 from optexp.workers.arm_program import Holder
 
@@ -47,3 +48,9 @@ def test_strategies_are_no_part_of_the_judge(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(optexp.strategies.inplace, "added", other, raising=False)
     assert not any(name.startswith("optexp.strategies") for name in before)
     assert own_code.replaced(before) == []
+
+
+def test_a_cached_function_that_was_replaced_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = own_code.functions()
+    monkeypatch.setattr(variables, "_set", lambda code, variable: frozenset())
+    assert own_code.replaced(before) == ["optexp.python_state.variables._set"]
