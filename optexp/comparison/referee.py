@@ -18,7 +18,6 @@ from optexp.comparison.odd_sizes import check_odd_sizes
 from optexp.comparison.same_batches import Feeds
 from optexp.equivalence import step_digest
 from optexp.equivalence.effects import title
-from optexp.equivalence.input_families import NORMAL, ONE_BY_ONE
 from optexp.equivalence.missed import End
 from optexp.equivalence.process_state import undeclared
 from optexp.errors import Failure, NoReference
@@ -138,9 +137,7 @@ class Referee:
             NoReference: They leave a tensor so far apart that its limits let wrong ones pass.
         """
         runs = [yardstick.call(Arm.repeated, end=End(1)) for _ in range(step_digest.MOST)]
-        usual = [finding for finding in found.tensors.values() if finding.family in (NORMAL, ONE_BY_ONE)]
-        scales = {finding.tensor: finding.scale for finding in usual if finding.scale is not None}
-        apart = step_digest.unsteady(runs, self.case.unit, scales)
+        apart = step_digest.unsteady(runs, self.case.unit, found.sizes)
         if self.case.session.in_turns:
             yardstick.call(Arm.rest)
         if apart:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 from math import inf
 
@@ -11,17 +10,17 @@ import torch
 
 from optexp.equivalence.doubtful_elements import most_elements
 from optexp.equivalence.effects import optional, title
-from optexp.equivalence.fp64_quantities import quantities, updates
+from optexp.equivalence.fp64_quantities import quantities
 from optexp.equivalence.fp64_variants import is_smooth
 from optexp.equivalence.gates import Yardstick
-from optexp.equivalence.hyperparameters import bias_correction_error
 from optexp.equivalence.input_families import nonfinite
 from optexp.equivalence.input_set import InputSet
 from optexp.equivalence.loss_scale import skipped
 from optexp.equivalence.noise import RUNS
 from optexp.equivalence.observation import Observation, unpacked
 from optexp.equivalence.other_changes import SHARES, allowed
-from optexp.equivalence.quantities import Quantity, is_exact, measured, source
+from optexp.equivalence.quantities import Quantity, is_exact, source
+from optexp.equivalence.rounded_hyperparameters import allow_rounded_hyperparameters
 from optexp.equivalence.tensor_math import errors, finite, identical
 from optexp.errors import NoReference
 
@@ -124,7 +123,7 @@ def _measure(inputs: InputSet, run: BaselineObservation) -> None:
         if not run.perturbed:
             _require_numbers(inputs, quantity)
     if first:
-        _allow_rounded_hyperparameters(inputs, run, exact)
+        allow_rounded_hyperparameters(inputs, step, seen, exact)
         smooth = is_smooth(inputs.fp64, step, inputs.fp64.start_of(step, seen))
         for name in others.get(step, {}) if not smooth else ():
             updated, causes = exact[f"change/{name}"], (seen.get(f"grad/{name}"), seen.get(f"before/param/{name}"))
@@ -216,21 +215,3 @@ def _require_numbers(inputs: InputSet, quantity: Quantity) -> None:
         f"{lost} of {value.numel()} elements of the baseline's own {title(quantity.name)} {' and '.join(what)},"
         f" so that a wrong result could not be told from a right one{mend}"
     )
-
-
-def _allow_rounded_hyperparameters(inputs: InputSet, run: BaselineObservation, exact: Mapping[str, Quantity]) -> None:
-    """Allow any candidate the error of float32 hyperparameters (see `optexp.equivalence.hyperparameters`).
-
-    exact: changes and optimizer state beside fp64's with exact hyperparameters
-    """
-    program = inputs.fp64.program
-    assert program.optimizer is not None
-    corrections = bias_correction_error(program.optimizer)
-    rounded = updates(inputs, run.step, run.seen, rounded=True)
-    moved = [(exact[quantity.name], quantity.reference) for quantity in rounded]
-    for name, parameter in program.model.named_parameters():
-        change, moved_by = exact.get(f"change/{name}"), corrections.get(parameter, 0.0)
-        if change is not None and moved_by:
-            moved.append((change, change.reference * (1 + moved_by)))
-    for quantity in measured(replace(quantity, value=value) for quantity, value in moved):
-        inputs.yardsticks.steps[run.step].allow(quantity)

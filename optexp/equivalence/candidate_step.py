@@ -13,7 +13,7 @@ from optexp.equivalence import loss_scale
 from optexp.equivalence.counterparts import instead_of, without
 from optexp.equivalence.determined import determined
 from optexp.equivalence.effects import broken_effects
-from optexp.equivalence.fp64_quantities import causes, quantities
+from optexp.equivalence.fp64_quantities import causes, quantities, updates
 from optexp.equivalence.gates import exact
 from optexp.equivalence.input_set import InputSet
 from optexp.equivalence.nature import explained
@@ -22,6 +22,7 @@ from optexp.equivalence.observation import Observation
 from optexp.equivalence.optimizer_rules import unlike_rules, with_rules
 from optexp.equivalence.quantities import Quantity, source
 from optexp.equivalence.quantity_gates import baseline_at, compare, rows_far_off, unseen_for
+from optexp.equivalence.rounded_hyperparameters import allow_rounded_hyperparameters
 from optexp.equivalence.schedules import unlike_schedules
 from optexp.equivalence.tensor_math import alike
 from optexp.equivalence.trajectory import TIMED
@@ -128,8 +129,13 @@ class CandidateStep:
             yield Finding(GENERATORS, bitwise=True, message=RESEEDED)
 
     def _results(self) -> list[Finding]:
-        """Findings of every tensor. Where gradients alone fail, near ties of the candidate are allowed for first."""
+        """Findings of every tensor, after a widening of limits where it may explain failures: by hyperparameters in
+        float32 of updates, by near ties of gradients that fail alone."""
         inputs, found, tied = self.inputs, self._measured(), set[str]()
+        if any(not finding.ok and finding.tensor.startswith(("change/", "optimizer/")) for finding in found):
+            exact = {quantity.name: quantity for quantity in updates(inputs, self.step, self.seen)}
+            allow_rounded_hyperparameters(inputs, self.step, self.seen, exact)
+            found = self._measured()
         for seed in range(0, NEAR, AT_ONCE):
             wrong = {finding.tensor for finding in found if not finding.ok}
             searchable = inputs.arithmetic.keeps_precision and not inputs.traits.finer

@@ -134,6 +134,12 @@ class Reassociated(EagerMode):
             bits = part.view(kind)
             bits.add_((bits & exact).ne_(0).mul_(self.steps.like(bits)), alpha=self.steps.sign())
 
+    def in_tf32(self, *operands: Tensor) -> list[Tensor]:
+        """Operands of one product as some kernel may take them where torch allows TF32: which kernel a library chooses
+        hangs on shapes and the memory format, and is the same program."""
+        taken = self.order.choice(TF32_BY_RUN[(self.seed - 1) % RUNS])
+        return [taken(operand) for operand in operands]
+
     def met(self, eps: float) -> None:
         self.coarsest = max(self.coarsest, eps)
 
@@ -296,7 +302,7 @@ def _mm(mode: Reassociated, func: Any, a: Tensor, b: Tensor, **kwargs: Any) -> T
 def _in_chunks(mode: Reassociated, func: Any, a: Tensor, b: Tensor, of_a: int, of_b: int, **kwargs: Any) -> Tensor:
     """A product, its terms in groups one after the other; of narrow numbers in float32, as tensor cores add them up."""
     if tf32 := _tf32_products(a):
-        a, b = in_tf32(a), in_tf32(b)
+        a, b = mode.in_tf32(a, b)
     mode.met(TF32 * tf32)
     terms, dtype = a.shape[of_a], a.dtype
     count = min(PRODUCT_CHUNKS, terms // PRODUCT_CHUNK)
@@ -314,16 +320,27 @@ def _tf32_products(a: Tensor) -> bool:
     return a.is_cuda and a.dtype is torch.float32 and bool(backends.cuda.matmul.fp32_precision == "tf32")
 
 
-def in_tf32(tensor: Tensor) -> Tensor:
-    """Rounded to TF32's 10 bits, as tensor cores take it. Where torch allows TF32, which kernel a library chooses, and
-    with it whether inputs are rounded, hangs on the memory format: both are the same program."""
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _nearest(tensor: Tensor) -> Tensor:
+    """Rounded to TF32's 10 bits."""
     return ((tensor.view(torch.int32) + 2**12) & -(2**13)).view(torch.float32)
+
+
+def _cut(tensor: Tensor) -> Tensor:
+    """The first 10 bits, which tensor cores read of a float32: smaller by 3e-4 in the mean, in all elements alike."""
+    return (tensor.view(torch.int32) & -(2**13)).view(torch.float32)
+
+
+TF32_BY_RUN = ((_nearest,), (_cut,), (_whole, _nearest, _cut), (_whole, _nearest, _cut))
 
 
 def _convolution(mode: Reassociated, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     """Input channels in groups, one after the other."""
     if tf32 := _tf32_convolutions(x):
-        x, weight = in_tf32(x), in_tf32(weight)
+        x, weight = mode.in_tf32(x, weight)
     mode.met(TF32 * tf32)
     transposed, groups = rest[3], rest[5]
     channels, dtype = x.shape[1] if x.dim() == weight.dim() else 0, x.dtype
@@ -344,7 +361,7 @@ def _convolution_backward(
 ) -> tuple[Tensor | None, ...]:
     """Of inputs the output channels in groups, of weights the batch, of a bias all."""
     if tf32 := _tf32_convolutions(x):
-        slope, x, weight = in_tf32(slope), in_tf32(x), in_tf32(weight)
+        slope, x, weight = mode.in_tf32(slope, x, weight)
     mode.met(TF32 * tf32)
     *how, (to_x, to_weight, to_bias) = rest
     transposed, groups = how[3], how[5]

@@ -176,6 +176,7 @@ class Verification:
     tensors:      by name, what stood nearest to its limit: gate, error, worst element, family, seed, step
     gates:        by name
     mutants:      by name
+    sizes:        by tensor, the largest s of gates on inputs as declared
     visible:      by tensor, the smallest RMS error and the smallest of one element that would have failed, over s
     dead:         inputs that the result does not depend on
     constant:     inputs that held the same values in every draw
@@ -209,6 +210,7 @@ class Verification:
     failures: list[Finding] = field(default_factory=list)
     tensors: dict[str, Finding] = field(default_factory=dict)
     mutants: dict[str, MutantCount] = field(default_factory=dict)
+    sizes: dict[str, float] = field(default_factory=dict)
     visible: dict[str, tuple[float, float]] = field(default_factory=dict)
     dead: list[str] = field(default_factory=list)
     constant: list[str] = field(default_factory=list)

@@ -45,6 +45,9 @@ def aggregate(verification: Verification, findings: list[Finding], contract: Con
     verification.gates = _gates(findings, contract)
     nearest = {f.tensor: f for f in sorted(findings, key=lambda f: f.used)}
     verification.tensors = dict(sorted(nearest.items(), key=lambda item: -item[1].used)[:TABULATED])
+    for f in findings:
+        if f.scale is not None and f.family in (NORMAL, ONE_BY_ONE):
+            verification.sizes[f.tensor] = max(f.scale, verification.sizes.get(f.tensor, 0.0))
     outputs = [f for f in findings if "/" not in f.tensor and f.error_rms is not None]
     verification.error_ratio = _pooled(outputs)
     verification.max_ratio = max((f.max_ratio for f in outputs if f.max_ratio is not None), default=None)

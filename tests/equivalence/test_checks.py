@@ -45,6 +45,7 @@ def test_every_tensor_has_a_row_with_its_worst_element(check):
     assert row.element.baseline == row.element.candidate  # the same program
     loss = found.tensors["loss"].element
     assert (loss.index, loss.baseline) == ([], loss.candidate)  # a scalar's, too
+    assert found.sizes.keys() == found.tensors.keys()
     assert list(found.tensors) == sorted(found.tensors, key=lambda name: -found.tensors[name].used)
 
 

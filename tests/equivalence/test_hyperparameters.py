@@ -70,6 +70,20 @@ def test_betas_in_float32_are_no_false_alarm_where_a_few_rows_hold_all_that_coun
     assert verification.ok, verification.headline
 
 
+def test_betas_in_float32_are_no_false_alarm_beside_a_gradient_that_is_rounding_in_both(check, net):
+    """The bias before BatchNorm: its gradient is zero but for rounding, and the candidate's is the larger one later."""
+
+    def rounded(program: Program) -> Program:
+        (group,) = program.optimizer.param_groups
+        group["betas"] = tuple(torch.tensor(beta, dtype=torch.float32).item() for beta in group["betas"])
+        bias, state = program.model[0].bias, program.optimizer.state
+        bias.register_hook(lambda gradient: gradient * (16 if state[bias]["step"] > 14 else 1))
+        return program
+
+    verification = check(net(mode="train"), rounded, seeds=1, steps=16)
+    assert verification.ok, verification.headline
+
+
 @pytest.mark.parametrize("rate", [1.01, 1.001])
 def test_a_rate_that_is_off_by_little_is_seen(check, net, rate):
     verification = check(net(mode="train"), on_the_device(rate), seeds=2)

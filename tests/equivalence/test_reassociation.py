@@ -139,6 +139,19 @@ def test_custom_functions_and_integers_are_left_alone() -> None:
     assert not mode.changed
 
 
+def test_runs_take_tf32_operands_as_different_kernels_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded to nearest in the first run, cut in the second, by the product in all others."""
+    monkeypatch.setattr("optexp.equivalence.reassociation._tf32_convolutions", lambda x: True)
+    x, w = drawn(2, 16, 32, 32).abs(), drawn(8, 16, 3, 3).abs()
+    exact, shift = F.conv2d(x.double(), w.double()), list[float]()
+    for seed in range(1, RUNS + 1):
+        with Reassociated(seed):
+            shift.append(float((F.conv2d(x, w) / exact - 1).mean()))
+    assert abs(shift[0]) < 5e-5
+    assert -1e-3 < shift[1] < -3e-4
+    assert len(set(shift)) == len(shift)
+
+
 @pytest.mark.gpu
 def test_where_tf32_is_allowed_inputs_of_convolutions_are_rounded() -> None:
     """cuDNN rounds them in one memory format and not in the other: a U-Net of convolutions and softmax was refused."""
