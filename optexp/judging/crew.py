@@ -170,8 +170,11 @@ def judge_all(
 
 
 def spoilt(line: Line) -> str:
-    """Why other jobs on the card may be to blame: they take its memory, and a timed one may meet their work; or ""."""
-    return f"{line.verdict}: {line.reason}" if line.verdict is Verdict.INVALID or line.error == OUT_OF_MEMORY else ""
+    """Why other jobs on the card may be to blame: they take its memory and time, and a timed one may meet their work;
+    or ""."""
+    slow = line.error == "Timeout" and line.blame != "candidate"
+    spoils = line.verdict is Verdict.INVALID or line.error == OUT_OF_MEMORY or slow
+    return f"{line.verdict}: {line.reason}" if spoils else ""
 
 
 def _judge(

@@ -21,6 +21,8 @@ TIMED = "optexp_step_us"  # metadata of the trace: µs a step took before tracin
 
 LONGEST_S = 3.0  # most time of the traced steps: of slow steps, fewer are traced
 BRIEF_S = 0.15  # the same where a search looks at many stacks: to read a step of 10,000 operators takes longer
+MOST_EVENTS = 100_000  # operators, calls, kernels, allocations of a trace: to read ten times as many takes minutes
+DENSE_S = 0.02  # a shorter step has too few events to be counted
 SHORT_S, TRIES = 0.1, 3  # traced CPU steps of less total time are traced 3 times, as an interruption would dominate one
 RESERVED = 2**30  # bytes at most
 STEADY_S, FEW = 0.02, 10  # unmarked CPU steps until threads are awake again: for so long, at most so many
@@ -40,7 +42,8 @@ def record(
 
     The same steps are timed first, as tracing slows the host. Short steps on a CPU are traced three times, and the
     quickest trace is kept. In a first trace the profiler's records fragment the heap, so that tensors need new pages in
-    each step; a later trace reuses these pages. Nothing should be timed in this process afterwards.
+    each step; a later trace reuses these pages. Of steps with very many events, as of a recurrent network, fewer are
+    traced. Nothing should be timed in this process afterwards.
 
     Args:
         run: One step.
@@ -56,6 +59,8 @@ def record(
     first = clock.time_block(run, 1, device).wall_s
     least = min(2, max(1, round(LONGEST_S / first)))
     steps = steps if exactly else min(steps, max(least, round(longest_s / first)))
+    if steps > 1 and first > DENSE_S and not exactly:
+        steps = min(steps, max(1, MOST_EVENTS // max(1, _events(_traced(run, 1, device)[1]))))
     blocks = 3 if steps * first < LONGEST_S / 3 else 1
     timed = median(clock.time_block(run, steps, device).wall_s for _ in range(blocks))
     tries = TRIES if device.type == "cpu" and steps * first < SHORT_S else 1
@@ -73,6 +78,12 @@ def record_once(run: Callable[[], object], path: Path, device: torch.device) -> 
     """Write a trace of one step whose times do not matter: the step is neither timed nor repeated."""
     _, profiler = _traced(run, 1, device)
     export(profiler, path)
+
+
+def _events(profiler: profile) -> int:
+    """Number of events of a finished trace."""
+    results = profiler.profiler.kineto_results if profiler.profiler is not None else None
+    return len(results.events()) if results is not None else 0
 
 
 def export(profiler: profile, path: Path) -> None:

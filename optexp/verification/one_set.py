@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 
 from optexp.equivalence.bits import AGAIN, REPEATS, SURE, promised
 from optexp.equivalence.input_families import FAMILIES, NORMAL, ONE_BY_ONE
@@ -17,6 +18,7 @@ from optexp.errors import first_line
 from optexp.records.verification import Finding, broken
 from optexp.strategy import BITWISE
 from optexp.support.shortage import OUT_OF_MEMORY
+from optexp.verification.other_orders import fits, narrowly, widened
 from optexp.verification.trial import SPREAD_RUNS, Strays, Trial, decided, orders
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
@@ -49,6 +51,12 @@ def one_set(trial: Trial, seed: int, family: str, disturbed: bool = False) -> No
     if found is None or not all_pass(found):
         measure_disturbed(trial, info, steps, restart)
         found = judged(trial, steps, smaller, restart)
+        if trial.in_turns and narrowly([*chain.from_iterable(found)]):
+            looks = orders(trial.yardstick, info.reassociated_runs, range(steps), restart)
+            if fits(lambda: trial.measure_all(looks)):
+                found = list(map(widened, found, judged(trial, steps, smaller, restart)))
+            else:
+                trial.rest(trial.yardstick)
         if not verification.repeats and not all_pass(found) and itself(trial, steps, restart):
             found = judged(trial, steps, smaller, restart)
     parted = any(finding.parted and finding.unseen for each in found for finding in each)
@@ -72,7 +80,7 @@ def measure_disturbed(trial: Trial, info: SetInfo, steps: int, restart: bool) ->
 
     restart: each step begins with the restored state; else only the first
     """
-    if not trial.in_turns:  # large tensors have no room for it, nor sums that one run is a lottery for
+    if not trial.in_turns:  # large tensors may have no room for it, and seldom sums that one run is a lottery for
         trial.measure(Look(0))  # what reassociated and noisy runs are held against
         trial.measure_all(orders(trial.yardstick, info.reassociated_runs, range(steps), restart))
     noisy = list(range(info.noisy_steps))

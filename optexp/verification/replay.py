@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from optexp.equivalence.input_families import NORMAL
@@ -9,6 +10,7 @@ from optexp.equivalence.judge import SetInfo
 from optexp.equivalence.missed import End
 from optexp.equivalence.trajectory import TIMED
 from optexp.records.verification import Finding
+from optexp.verification.other_orders import fits, narrowly, widened
 from optexp.verification.trial import SPREAD_RUNS, Strays, convey, decided, deliver, orders, take_yardsticks
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
@@ -74,7 +76,11 @@ class Replay:
         if not info.keeps:
             self._disturb(info)
             self._convey_judged(candidate)
-            return self._findings()
+            found = self._findings()
+            if self.in_turns and narrowly(found) and fits(lambda: self._reorder(info)):
+                self._convey_judged(candidate)
+                found = widened(found, self._findings())
+            return found
         self._convey_judged(candidate)
         at_once = decided(lambda: self._findings(keep=True))
         if at_once is not None and all(finding.ok for finding in at_once):
@@ -111,14 +117,24 @@ class Replay:
 
     def _disturb(self, info: SetInfo) -> None:
         """Widen the yardstick by runs of the baseline with a little noise, and with sums in another order."""
-        reference, yardstick = self.reference, self.yardstick
-        noisy, reassociated = info.noisy_steps, 0 if self.in_turns else info.reassociated_runs
-        if noisy or reassociated:
-            deliver(reference, [yardstick], range(1), NORMAL)
-        take_yardsticks((Look(TIMED, noise=noise + 1) for noise in range(noisy)), yardstick, reference)
-        take_yardsticks(orders(yardstick, reassociated, [TIMED]), yardstick, reference)
-        if self.in_turns:
-            yardstick.call(Arm.rest)
+        looks = (Look(TIMED, noise=noise + 1) for noise in range(info.noisy_steps))
+        self._measure(looks, wanted=info.noisy_steps)
+        if not self.in_turns:
+            self._reorder(info)
+
+    def _reorder(self, info: SetInfo) -> None:
+        """Widen the yardstick by runs of the baseline with sums in another order."""
+        self._measure(orders(self.yardstick, info.reassociated_runs, [TIMED]), wanted=info.reassociated_runs)
+
+    def _measure(self, looks: Iterable[Look], wanted: int) -> None:
+        if not wanted:
+            return
+        deliver(self.reference, [self.yardstick], range(1), NORMAL)
+        try:
+            take_yardsticks(looks, self.yardstick, self.reference)
+        finally:
+            if self.in_turns:
+                self.yardstick.call(Arm.rest)
 
     def _itself(self) -> bool:
         """Whether further runs of the baseline have widened its yardsticks; NoYardstick where it fails by itself."""

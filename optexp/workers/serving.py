@@ -99,6 +99,9 @@ def _forward_of(error: Exception, again: Callable[[], object]) -> str:
     return "\n".join(["Traceback of the forward call whose backward failed:", *theirs, ending])
 
 
+ON_CARD = re.compile(r"Tried to allocate ([\d.]+ \w+)\..* capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free")
+
+
 def _ours(file: str) -> bool:
     return file.startswith((_PACKAGE, _STRATEGIES, "<frozen", "<string>"))
 
@@ -119,6 +122,8 @@ def describe(error: BaseException) -> Raised:
         asked = re.search(r"tried to allocate (\d+) bytes", first_line)
         said = first_line if "out of memory" in first_line else f"out of memory ({first_line})"
         said = f"out of memory: {byte_size(float(asked[1]))} in one piece" if asked else said
+        if left := ON_CARD.search(said):  # torch goes on with all processes of the card
+            said = f"CUDA out of memory: {left[1]} in one piece, {left[3]} of {left[2]} free"
         return Raised(OUT_OF_MEMORY if is_shortage(error) else type(error).__name__, said, theirs)
     return Raised(
         _kind(error),

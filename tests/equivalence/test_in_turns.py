@@ -100,15 +100,68 @@ def small_counts_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
 Peers = tuple[InProcess[Reference], InProcess[Arm], InProcess[Arm]]
 
 
-def peers(make: Callable[[], nn.Module], plan: int) -> Peers:
+def peers(make: Callable[[], nn.Module], plan: int, workload: Workload | None = None) -> Peers:
     found = InProcess(Reference(), "reference"), InProcess(Arm(), "yardstick"), InProcess(Arm(), "candidate")
     for peer, stack in zip(found, ((), (), (Becomes(make),)), strict=True):
-        peer.target.hold(Spec(Large(), stack, "cpu", "float32", 0, contract=REASSOCIATES, plan=plan))
+        peer.target.hold(Spec(workload or Large(), stack, "cpu", "float32", 0, contract=REASSOCIATES, plan=plan))
     return found
 
 
-def verified(make: Callable[[], nn.Module], plan: int) -> Verification:
-    return verify(*peers(make, plan), Plan(range(2), in_turns=plan > 0), REASSOCIATES)
+def verified(make: Callable[[], nn.Module], plan: int, workload: Workload | None = None) -> Verification:
+    return verify(*peers(make, plan, workload), Plan(range(2), in_turns=plan > 0), REASSOCIATES)
+
+
+class SharedFactor(nn.Module):
+    """All results share a factor, whose exponent is a sum that the plain order happens to take exactly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        terms = 4 * torch.randn(4096, generator=torch.Generator().manual_seed(3))
+        self.register_buffer("terms", terms)
+
+    def total(self) -> Tensor:
+        return self.terms.sum()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.exp(self.total() + 204.0)
+
+
+class InLanes(SharedFactor):
+    """As a compiled loop adds up: six times the error of the plain order, half of that of others."""
+
+    def total(self) -> Tensor:
+        lanes = torch.zeros(16, dtype=self.terms.dtype)
+        for row in self.terms.view(-1, 16).flip(0):
+            lanes = lanes + row
+        return lanes.sum()
+
+
+class LessExact(SharedFactor):
+    def total(self) -> Tensor:
+        return super().total() + 2e-3
+
+
+@dataclass
+class Sharing(Large):
+    def model(self) -> nn.Module:
+        return SharedFactor()
+
+
+@pytest.mark.parametrize("plan", [0, LEAST])
+def test_one_run_of_a_factor_that_all_results_share_is_no_measure(plan: int) -> None:
+    found = verified(InLanes, plan, Sharing())
+    assert found.ok, found.headline
+    assert not verified(LessExact, plan, Sharing()).ok
+
+
+def test_a_timed_step_is_judged_by_other_orders_too() -> None:
+    reference, yardstick, candidate = peers(InLanes, LEAST, Sharing())
+    findings = Replay(reference, yardstick, End(5), in_turns=True).judged(candidate)
+    assert all(finding.ok for finding in findings)
+    candidate.target.hold(
+        Spec(Sharing(), (Becomes(LessExact),), "cpu", "float32", 0, contract=REASSOCIATES, plan=LEAST)
+    )
+    assert not all(finding.ok for finding in Replay(reference, yardstick, End(5), in_turns=True).judged(candidate))
 
 
 def most_held(check: Callable[[], object], folder: Path) -> float:

@@ -79,19 +79,25 @@ def test_what_others_may_have_spoilt_is_judged_again_alone(monkeypatch: pytest.M
                 line = replace(line, verdict=Verdict.VERIFIED)
             elif job.problem == "large":
                 line = replace(line, error="OutOfMemoryError")
+            elif job.problem == "slow":
+                line = replace(line, error="Timeout", blame="reference")
+            elif job.problem == "hangs":
+                line = replace(line, error="Timeout", blame="candidate")
             elif job.problem == "disturbed":
                 line = replace(line, verdict=Verdict.INVALID)
             done(job, line)  # type: ignore[operator]
 
     monkeypatch.setattr(crew, "_judge", judge)
     found, later = list[Line](), list[str]()
-    asked_for = jobs("right", "large", "disturbed")
+    asked_for = jobs("right", "large", "slow", "hangs", "disturbed")
     crew.judge_all(asked_for, Settings(at_once=3), ["7"], found.append, lambda line, reason: later.append(reason))
-    assert [reason.partition(":")[0] for reason in later] == ["ERROR", "INVALID"]
-    assert asked == [(["right", "large", "disturbed"], 3), (["large", "disturbed"], 1)]
+    assert [reason.partition(":")[0] for reason in later] == ["ERROR", "ERROR", "INVALID"]
+    assert asked == [([job.problem for job in asked_for], 3), (["large", "slow", "disturbed"], 1)]
     assert [(line.problem, line.verdict) for line in found] == [
         ("right", Verdict.ERROR),
+        ("hangs", Verdict.ERROR),
         ("large", Verdict.VERIFIED),
+        ("slow", Verdict.VERIFIED),
         ("disturbed", Verdict.VERIFIED),
     ]
 

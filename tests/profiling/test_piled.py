@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from optexp.profiling.piled import lightest, piled_up, tells, work
-from optexp.trace import Kernel, Op, Span, Trace
+from optexp.profiling.piled import lightest, piled_up, tells, usual, work
+from optexp.trace import Call, Kernel, Op, Span, Trace
 
 
 def traced(counts: Sequence[int], on_gpu: bool = False, us: float = 10.0) -> Trace:
@@ -58,3 +59,12 @@ def test_steps_that_differ_in_the_baseline_too() -> None:
 @pytest.mark.parametrize(("counts", "turn"), [([0] * 5, 4), ([10] * 3, 4), ([], 1)])
 def test_a_trace_without_work_or_of_a_part_of_a_turn_tells_nothing(counts: Sequence[int], turn: int) -> None:
     assert not tells(work(traced(counts)), turn)
+
+
+def test_ten_thousand_kernels_of_a_kind_take_no_minutes() -> None:
+    """As of a recurrent step: the median of a kind is computed once, not for each kernel."""
+    launches = [Call("cudaLaunchKernel", float(at), 1.0) for at in range(20_000)]
+    kernels = [Kernel("cell", float(at), 1.0 + at % 3, launch=launch) for at, launch in enumerate(launches)]
+    began = time.perf_counter()
+    assert {us for _, us in usual(kernels)} == {2.0}
+    assert time.perf_counter() - began < 5.0

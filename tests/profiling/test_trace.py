@@ -198,3 +198,17 @@ def test_reading_collects_no_garbage(tmp_path):
 def test_of_slow_steps_a_brief_look_traces_few(step_s: float, longest_s: float, traced: int, tmp_path: Path) -> None:
     record(lambda: time.sleep(step_s), 4, tmp_path / "t.json.gz", CPU, longest_s=longest_s)
     assert len(Trace.read(tmp_path / "t.json.gz").steps) == traced
+
+
+def test_of_steps_with_very_many_operators_few_are_traced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    x = torch.ones(4)
+
+    def step() -> None:
+        for _ in range(300):
+            x.add(1)
+
+    monkeypatch.setattr("optexp.measurement.recorder.DENSE_S", 0.0)
+    for most, traced in ((300, 1), (10**9, 4)):
+        monkeypatch.setattr("optexp.measurement.recorder.MOST_EVENTS", most)
+        record(step, 4, tmp_path / "t.json.gz", CPU)
+        assert len(Trace.read(tmp_path / "t.json.gz").steps) == traced

@@ -142,3 +142,9 @@ def test_memory_that_runs_out_in_a_batch_shows_none_of_our_frames() -> None:
     assert (
         describe(torch.OutOfMemoryError("CUDA out of memory.")).message == "torch.OutOfMemoryError: CUDA out of memory."
     )
+    card = (
+        "CUDA out of memory. Tried to allocate 8.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 7.94 GiB is"
+        " free. Process 2799 has 1022.00 MiB memory in use. Process 2815 has 762.00 MiB memory in use."
+    )
+    told = describe(torch.OutOfMemoryError(card)).message
+    assert told == "CUDA out of memory: 8.00 GiB in one piece, 7.94 GiB of 139.80 GiB free"
