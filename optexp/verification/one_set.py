@@ -18,7 +18,7 @@ from optexp.errors import first_line
 from optexp.records.verification import Finding, broken
 from optexp.strategy import BITWISE
 from optexp.support.shortage import OUT_OF_MEMORY
-from optexp.verification.other_orders import fits, narrowly, widened
+from optexp.verification.other_orders import fits, measurably, widened
 from optexp.verification.trial import SPREAD_RUNS, Strays, Trial, decided, orders
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
@@ -51,7 +51,7 @@ def one_set(trial: Trial, seed: int, family: str, disturbed: bool = False) -> No
     if found is None or not all_pass(found):
         measure_disturbed(trial, info, steps, restart)
         found = judged(trial, steps, smaller, restart)
-        if trial.in_turns and narrowly([*chain.from_iterable(found)]):
+        if trial.in_turns and measurably([*chain.from_iterable(found)]):
             looks = orders(trial.yardstick, info.reassociated_runs, range(steps), restart)
             if fits(lambda: trial.measure_all(looks)):
                 found = list(map(widened, found, judged(trial, steps, smaller, restart)))

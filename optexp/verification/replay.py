@@ -10,7 +10,7 @@ from optexp.equivalence.judge import SetInfo
 from optexp.equivalence.missed import End
 from optexp.equivalence.trajectory import TIMED
 from optexp.records.verification import Finding
-from optexp.verification.other_orders import fits, narrowly, widened
+from optexp.verification.other_orders import fits, measurably, widened
 from optexp.verification.trial import SPREAD_RUNS, Strays, convey, decided, deliver, orders, take_yardsticks
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
@@ -77,7 +77,7 @@ class Replay:
             self._disturb(info)
             self._convey_judged(candidate)
             found = self._findings()
-            if self.in_turns and narrowly(found) and fits(lambda: self._reorder(info)):
+            if self.in_turns and measurably(found) and fits(lambda: self._reorder(info)):
                 self._convey_judged(candidate)
                 found = widened(found, self._findings())
             return found
