@@ -26,6 +26,7 @@ from optexp.program import Batch, is_training, map_batch, tensors_of
 from optexp.support import own_code, wrapped
 from optexp.support.pausing import Used
 from optexp.workers.arm_program import draw
+from optexp.workers.arm_python_state import note_forgetful
 from optexp.workers.arm_timing import Timing, same_values
 from optexp.workers.messages import Look
 from optexp.workers.transfer import Transfer
@@ -44,6 +45,10 @@ class Checks(Timing):
         super().__init__()
         self.reassociated = 0
         self.elements = scatter.Elements()
+
+    def turn_parameters(self) -> None:
+        super().turn_parameters()
+        note_forgetful(self)
 
     def unkept(self) -> list[str]:
         """What the model keeps and nobody can put back, or has nothing to compare with, where equal steps differ."""

@@ -31,6 +31,19 @@ def moving_state(holder: Holder) -> list[str]:
     return sorted(name for name in both - keeps.unsteady - keeps.forgetful if one[name].state)
 
 
+def note_forgetful(holder: Holder) -> None:
+    """Look again, with other parameters: a weight that each step derives from these (`weight_norm`) is no longer as it
+    was when the program was built."""
+    keeps = holder.program.keeps
+    if keeps is None:
+        return
+    holder.run()
+    if keeps.changes(holder.initial.kept, keeps.read()).keys() - keeps.forgetful:
+        keeps.forgetful |= _forgetful(holder)
+    holder.restore()
+    holder.program.feed.pause()
+
+
 def _forgetful(holder: Holder) -> set[str]:
     """Names of what a step leaves as it does whatever the one before has left there: nobody goes on from it."""
     keeps, ends = holder.program.keeps, []

@@ -61,3 +61,31 @@ def test_what_nobody_can_put_back_is_named(tmp_path: Path) -> None:
     result = run(tmp_path, written(tmp_path, TEXT), "workload.names.model=Odd", "verify=only")
     assert result.verdict is Verdict.UNVERIFIED, result.headline
     assert "the model keeps scales (list_iterator), an attribute that cannot be put back" in result.headline
+
+
+DERIVED = """
+class Model(nn.Module):
+    \"\"\"Its weights are attributes that each step derives from the parameters.\"\"\"
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.utils.weight_norm(nn.Linear(8, 16))
+        self.second = torch.nn.utils.spectral_norm(nn.Linear(16, 4))
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)))
+
+class Same(Model):
+    pass
+
+def get_inputs():
+    return [torch.randn(4, 8)]
+"""
+
+
+def test_weights_that_each_step_derives_are_not_kept(tmp_path: Path) -> None:
+    """With other parameters, too, which nothing that was there at the start fits."""
+    path = written(tmp_path, DERIVED)
+    target = f"strategy.replace.target={tmp_path / 'mine.py'}:Same"
+    result = run(tmp_path, path, "strategy=replace", target, "verify=only", "workload.mode=forward_backward")
+    assert result.verdict is Verdict.VERIFIED, result.headline
