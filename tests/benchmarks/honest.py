@@ -285,9 +285,10 @@ def seeds(asked: argparse.Namespace, store: Store) -> None:
 
 
 def records(found: Sequence[Found]) -> dict[str, Record]:
-    """Of all pairs, and of pairs on many seeds; rows name their device."""
+    """Of all pairs that fit, and of pairs on many seeds; rows name their device."""
     many = [one for one in found if one.half == "seeds"]
-    parts = {"verdicts": [one for one in found if one not in many], "verdicts.seeds": many}
+    fit = [one for one in found if one not in many and one.verdict != SKIPPED]
+    parts = {"verdicts": fit, "verdicts.seeds": many}
     return {name: Record("honest", "", [asdict(one.brief()) for one in rows]) for name, rows in parts.items() if rows}
 
 

@@ -51,10 +51,14 @@ class Found:
         return self.alarm or self.verdict in ("VERIFIED", "UNVERIFIED")
 
     def brief(self) -> Found:
-        """The same as a record holds it: headline and worst tensor where a table shows them."""
+        """The same as a record holds it: headline and worst tensor where a table shows them, whole seconds from ten on,
+        and no version of torch, which the page tells."""
         told = self.alarm or self.verdict in ("UNVERIFIED", CUT) or self.half == SEEDS
         used = round(self.used, 3) if self.used is not None else None
-        return replace(self, headline=self.headline * told, worst=self.worst * told, used=used)
+        seconds = self.seconds if self.seconds < 10 else round(self.seconds)
+        return replace(
+            self, headline=self.headline * told, worst=self.worst * told, used=used, seconds=seconds, torch=""
+        )
 
 
 def text(rows: Sequence[Mapping[str, Any]]) -> str:
