@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
 
 from optexp.equivalence.bits import AGAIN, REPEATS, SURE, promised
 from optexp.equivalence.input_families import FAMILIES, NORMAL, ONE_BY_ONE
@@ -18,8 +17,8 @@ from optexp.errors import first_line
 from optexp.records.verification import Finding, broken
 from optexp.strategy import BITWISE
 from optexp.support.shortage import OUT_OF_MEMORY
-from optexp.verification.other_orders import fits, measurably, widened
-from optexp.verification.trial import SPREAD_RUNS, Strays, Trial, decided, orders
+from optexp.verification.other_orders import beside_other_orders
+from optexp.verification.trial import SPREAD_RUNS, Strays, Trial, decided
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 from optexp.workers.messages import Look
@@ -51,12 +50,13 @@ def one_set(trial: Trial, seed: int, family: str, disturbed: bool = False) -> No
     if found is None or not all_pass(found):
         measure_disturbed(trial, info, steps, restart)
         found = judged(trial, steps, smaller, restart)
-        if trial.in_turns and measurably([*chain.from_iterable(found)]):
-            looks = orders(trial.yardstick, info.reassociated_runs, range(steps), restart)
-            if fits(lambda: trial.measure_all(looks)):
-                found = list(map(widened, found, judged(trial, steps, smaller, restart)))
-            else:
-                trial.rest(trial.yardstick)
+        found = beside_other_orders(
+            found,
+            info.reassociated_runs,
+            trial.in_turns,
+            partial(trial.reorder, range(steps), restart),
+            partial(judged, trial, steps, smaller, restart),
+        )
         if not verification.repeats and not all_pass(found) and itself(trial, steps, restart):
             found = judged(trial, steps, smaller, restart)
     parted = any(finding.parted and finding.unseen for each in found for finding in each)
@@ -82,7 +82,7 @@ def measure_disturbed(trial: Trial, info: SetInfo, steps: int, restart: bool) ->
     """
     if not trial.in_turns:  # large tensors may have no room for it, and seldom sums that one run is a lottery for
         trial.measure(Look(0))  # what reassociated and noisy runs are held against
-        trial.measure_all(orders(trial.yardstick, info.reassociated_runs, range(steps), restart))
+        trial.reorder(range(steps), restart, info.reassociated_runs)
     noisy = list(range(info.noisy_steps))
     in_order = sorted(noisy, key=lambda noise: noise % steps) if restart else noisy
     trial.measure_all(Look(noise % steps, restart or noise % steps == 0, noise + 1) for noise in in_order)

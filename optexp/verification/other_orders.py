@@ -1,27 +1,61 @@
-"""Runs of the baseline in other orders where arms take turns: made only for what fails without them.
+"""Further runs of the baseline in other orders: made only for what fails without them.
 
-There one plain run sets the limits, as large tensors leave little memory. A sum that cancels, or a factor that many
-elements share, makes one run a lottery.
+Where arms take turns, one plain run sets the limits at first, as large tensors leave little memory. A sum that cancels,
+or a factor that many elements share, makes one run a lottery, and a few runs, too, where a tensor has many such blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
 from math import inf
 
 from optexp.errors import Failure
 from optexp.records.verification import Finding
 from optexp.support.shortage import OUT_OF_MEMORY
 
+MORE = (
+    12  # orders: of 200 blocks with one error each, one lies beyond four times the largest of 5 in every fourth step,
+)
+NARROW = 4.0  # times a limit; of 17 in one of 6,000
 
-def measurably(found: Sequence[Finding]) -> bool:
+PARTS = {"G2", "G3"}
+
+Found = list[list[Finding]]  # by step
+
+
+def beside_other_orders(
+    found: Found, usual: int, in_turns: bool, measure: Callable[[int, int], None], judged: Callable[[], Found]
+) -> Found:
+    """Findings after runs in other orders, where these may explain failures; the same where memory does not suffice.
+
+    usual:    orders that are made for arms that do not take turns
+    in_turns: none was made yet
+    measure:  makes runs: how many, and the number of the first order
+    judged:   findings of another run of the candidate, or of the one that was kept
+    """
+    for runs, first, worth in ((usual if in_turns else 0, 1, _measurable), (MORE, usual + 1, _narrow)):
+        if runs and worth([*chain.from_iterable(found)]) and _fits(partial(measure, runs, first)):
+            found = list(map(widened, found, judged()))
+    return found
+
+
+def _measurable(found: Sequence[Finding]) -> bool:
     """Whether something fails, and all that fails by an error with a limit. Where TF32 is allowed, the limit of a plain
     run may be 2^13 times too narrow."""
     wrong = [finding.used for finding in found if not finding.ok]
     return bool(wrong) and max(wrong) < inf
 
 
-def fits(measure: Callable[[], None]) -> bool:
+def _narrow(found: Sequence[Finding]) -> bool:
+    """Whether something fails, and all that fails does so in a block or an element alone, and by little: a tensor as a
+    whole has so many errors that a few runs tell their size."""
+    wrong = [finding for finding in found if not finding.ok]
+    return bool(wrong) and all({*finding.failed} <= PARTS and finding.used < NARROW for finding in wrong)
+
+
+def _fits(measure: Callable[[], None]) -> bool:
     """Make runs; False where memory does not suffice."""
     try:
         measure()
@@ -33,8 +67,8 @@ def fits(measure: Callable[[], None]) -> bool:
 
 
 def widened(before: Sequence[Finding], after: Sequence[Finding]) -> list[Finding]:
-    """Findings of another run by wider limits, but for tensors whose error in the first run is beyond these, too: a
-    wrong result may be right the next time."""
+    """Findings by wider limits, but for tensors whose error in an earlier run is beyond these, too: a wrong result may
+    be right the next time."""
     wrong = {finding.tensor: finding for finding in before if not finding.ok}
     return [f if (w := wrong.get(f.tensor)) is None or _within(w, f) else w for f in after]
 

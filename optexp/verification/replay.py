@@ -10,7 +10,7 @@ from optexp.equivalence.judge import SetInfo
 from optexp.equivalence.missed import End
 from optexp.equivalence.trajectory import TIMED
 from optexp.records.verification import Finding
-from optexp.verification.other_orders import fits, measurably, widened
+from optexp.verification.other_orders import beside_other_orders
 from optexp.verification.trial import SPREAD_RUNS, Strays, convey, decided, deliver, orders, take_yardsticks
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
@@ -73,20 +73,22 @@ class Replay:
             self._convey(self.yardstick, noise=seed + 1)
             reference.call(Reference.drift)
         info = reference.call(Reference.info)
-        if not info.keeps:
-            self._disturb(info)
+        if info.keeps:
             self._convey_judged(candidate)
-            found = self._findings()
-            if self.in_turns and measurably(found) and fits(lambda: self._reorder(info)):
-                self._convey_judged(candidate)
-                found = widened(found, self._findings())
-            return found
-        self._convey_judged(candidate)
-        at_once = decided(lambda: self._findings(keep=True))
-        if at_once is not None and all(finding.ok for finding in at_once):
-            return at_once
+            at_once = decided(lambda: self._findings(keep=True))
+            if at_once is not None and all(finding.ok for finding in at_once):
+                return at_once
         self._disturb(info)
-        return self._findings_again()
+
+        def judged() -> list[list[Finding]]:
+            if info.keeps:
+                return [self._findings_again()]
+            self._convey_judged(candidate)
+            return [self._findings()]
+
+        usual = info.reassociated_runs
+        (found,) = beside_other_orders(judged(), usual, self.in_turns, self._reorder, judged)
+        return found
 
     def _convey_judged(self, arm: Client[Arm]) -> None:
         self._convey(arm, self.timed, self.noise, self.forgets)
@@ -120,11 +122,11 @@ class Replay:
         looks = (Look(TIMED, noise=noise + 1) for noise in range(info.noisy_steps))
         self._measure(looks, wanted=info.noisy_steps)
         if not self.in_turns:
-            self._reorder(info)
+            self._reorder(info.reassociated_runs)
 
-    def _reorder(self, info: SetInfo) -> None:
+    def _reorder(self, runs: int, first: int = 1) -> None:
         """Widen the yardstick by runs of the baseline with sums in another order."""
-        self._measure(orders(self.yardstick, info.reassociated_runs, [TIMED]), wanted=info.reassociated_runs)
+        self._measure(orders(self.yardstick, runs, [TIMED], first=first), wanted=runs)
 
     def _measure(self, looks: Iterable[Look], wanted: int) -> None:
         if not wanted:

@@ -137,6 +137,14 @@ class Trial:
             self.observe(self.yardstick, look)
             self.reference.call(Reference.yardstick, step=look.step)
 
+    def reorder(self, steps: Sequence[int], restart: bool, runs: int, first: int = 1) -> None:
+        """Runs of the baseline in other orders (see `orders`)."""
+        try:
+            self.measure_all(orders(self.yardstick, runs, steps, restart, first))
+        finally:
+            if self.in_turns:
+                self.rest(self.yardstick)
+
     def judge(self, look: Look) -> list[Finding]:
         """Findings of the gates on a run of the candidate: on the one that was kept, where there is one.
 
@@ -176,15 +184,18 @@ def take_yardsticks(looks: Iterable[Look], yardstick: Client[Arm], reference: Cl
             working.wait()
 
 
-def orders(yardstick: Client[Arm], runs: int, steps: Sequence[int], restart: bool = True) -> Iterator[Look]:
+def orders(
+    yardstick: Client[Arm], runs: int, steps: Sequence[int], restart: bool = True, first: int = 1
+) -> Iterator[Look]:
     """Looks at runs in other orders, as long as there is anything to reorder.
 
     The steps take turns: on another batch, the error of a few sums is another.
 
     restart: each step begins with the restored state; else only the first
+    first:   number of the first order
     """
-    for order in range(1, runs + 1):
-        step = steps[(order - 1) % len(steps)]
+    for at in range(runs):
+        order, step = first + at, steps[at % len(steps)]
         yield Look(step, restart or step == steps[0], order=order)
         if not yardstick.call(Arm.reassociated_operators):
             return
