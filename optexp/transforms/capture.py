@@ -85,10 +85,21 @@ def capture(program: Program, warmup: int, rates: Sequence[Tensor] = ()) -> Capt
     graph = torch.cuda.CUDAGraph()
     for generator in drawn:  # torch registers the default generator itself
         graph.register_generator_state(generator)
+    known = set(program.state())
     with recording("the step", program) as pool, torch.cuda.graph(graph, pool=pool):
         outputs = program.step(program, batch)
+    if set(program.state()) > known:
+        fill(program, graph, known)
     gradients = [(p, p.grad) for p in program.model.parameters() if p.grad is not None]
     return CapturedStep(graph, list(tensors_of(batch).values()), outputs, gradients, rates)
+
+
+@torch.no_grad()
+def fill(program: Program, graph: torch.cuda.CUDAGraph, known: set[str]) -> None:
+    """Compute what the captured step registers, which holds nothing before a replay; all other state is put back."""
+    values = {name: tensor.clone() for name, tensor in program.state().items() if name in known}
+    graph.replay()
+    program.put(values)
 
 
 class RandomNumbers:

@@ -317,3 +317,20 @@ def test_evidence_is_a_graph_launch():
 def test_unsupported_is_raised_before_anything_touches_cuda(build):
     with pytest.raises(Unsupported, match="CUDA Graphs need a CUDA device"):
         build(Gelu(size=4), CudaGraph())
+
+
+def test_what_a_captured_step_registers_has_its_values_before_the_first_replay() -> None:
+    """A capture computes nothing: the first step would seem to change what the plain program's leaves alone."""
+    program = Mlp("forward", dim=4, layers=1, batch_size=2).build(torch.device("cpu"), torch.float32, 0)
+    weights, known = next(program.model.parameters()), set(program.state())
+    program.model.register_buffer("table", torch.full((3,), float("nan")), persistent=False)
+    before = weights.detach().clone()
+
+    class Graph:
+        def replay(self) -> None:
+            program.model.get_buffer("table").fill_(2.0)
+            weights.data.add_(1.0)
+
+    capture.fill(program, Graph(), known)
+    assert torch.equal(program.model.get_buffer("table"), torch.full((3,), 2.0))
+    assert torch.equal(weights, before)
