@@ -54,11 +54,10 @@ class Found:
         """The same as a record holds it: headline and worst tensor where a table shows them, whole seconds from ten on,
         and no version of torch, which the page tells."""
         told = self.alarm or self.verdict in ("UNVERIFIED", CUT) or self.half == SEEDS
-        used = round(self.used, 3) if self.used is not None else None
+        used = round(self.used, 2) if self.used is not None else None
         seconds = self.seconds if self.seconds < 10 else round(self.seconds)
-        return replace(
-            self, headline=self.headline * told, worst=self.worst * told, used=used, seconds=seconds, torch=""
-        )
+        brief = replace(self, used=used, seconds=seconds, torch="", commit=self.commit[:7])
+        return brief if told else replace(brief, headline="", worst="")
 
 
 def text(rows: Sequence[Mapping[str, Any]]) -> str:
