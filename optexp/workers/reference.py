@@ -56,7 +56,11 @@ class Reference(Peer):
 
     def expect(self, transfer: Transfer) -> None:
         """Where fp64 runs; in the place of its results where that is full, which are computed again; else on the CPU:
-        judging then moves there too."""
+        judging then moves there too. Beside other comparisons it would take minutes there.
+
+        Raises:
+            OutOfMemoryError: Other comparisons have the device's memory.
+        """
         fp64 = self.judgement.fp64
         with suppress(torch.OutOfMemoryError):
             return self.inbox.expect(transfer, fp64.device)
@@ -64,7 +68,8 @@ class Reference(Peer):
         give_back(fp64.device)
         with suppress(torch.OutOfMemoryError):
             return self.inbox.expect(transfer, fp64.device)
-        return self.inbox.expect(transfer, torch.device("cpu"))
+        crowded = self.judgement.sharing > 1
+        return self.inbox.expect(transfer, fp64.device if crowded else torch.device("cpu"))
 
     def take(self, piece: int) -> None:
         """What the baseline's results passed through is empty by the time the candidate's step runs."""

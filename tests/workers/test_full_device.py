@@ -31,20 +31,34 @@ class FullInbox:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
 
+def at_a_full_device(full: int, sharing: int = 1) -> tuple[Reference, FullInbox, Fp64Results]:
+    results = Fp64Results()
+    results.golden[0] = {"out/output": torch.empty(LARGE, device=META)}
+    reference, inbox = Reference(), FullInbox(full)
+    fp64 = SimpleNamespace(device=META, results=results)
+    reference.judgement = SimpleNamespace(fp64=fp64, sharing=sharing)  # type: ignore[assignment]
+    reference.inbox = inbox  # type: ignore[assignment]
+    return reference, inbox, results
+
+
 @pytest.mark.parametrize(
     ("full", "devices", "computed"), [(0, ["meta"], 1), (1, ["meta", "meta"], 0), (2, ["meta", "meta", "cpu"], 0)]
 )
 def test_tensors_take_the_place_of_fp64_results_before_they_move_to_the_host(
     full: int, devices: list[str], computed: int
 ) -> None:
-    results = Fp64Results()
-    results.golden[0] = {"out/output": torch.empty(LARGE, device=META)}
-    reference, inbox = Reference(), FullInbox(full)
-    reference.judgement = SimpleNamespace(fp64=SimpleNamespace(device=META, results=results))  # type: ignore[assignment]
-    reference.inbox = inbox  # type: ignore[assignment]
+    reference, inbox, results = at_a_full_device(full)
     reference.expect(Transfer("", b"", 0, ()))
     assert [device.type for device in inbox.devices] == devices
     assert len(results.golden) == computed
+
+
+def test_beside_other_comparisons_they_do_not_move_there() -> None:
+    """There the judge would be without an answer for minutes; the comparison is made again later, alone."""
+    reference, inbox, _ = at_a_full_device(3, sharing=2)
+    with pytest.raises(torch.OutOfMemoryError):
+        reference.expect(Transfer("", b"", 0, ()))
+    assert {device.type for device in inbox.devices} == {"meta"}
 
 
 @pytest.mark.parametrize("in_turns", [False, True])
