@@ -15,11 +15,10 @@ from optexp.errors import Failure
 from optexp.records.verification import Finding
 from optexp.support.shortage import OUT_OF_MEMORY
 
-MORE = (
-    12  # orders: of 200 blocks with one error each, one lies beyond four times the largest of 5 in every fourth step,
-)
-NARROW = 4.0  # times a limit; of 17 in one of 6,000
-
+# Of 200 blocks with one error each, one lies beyond four times the largest of 5 runs in every fourth step; of 17 runs in
+# one of 6,000.
+MORE = 12  # orders
+NARROW = 4.0  # times a limit: what is further off is another result
 PARTS = {"G2", "G3"}
 
 Found = list[list[Finding]]  # by step
