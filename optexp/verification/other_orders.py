@@ -15,8 +15,8 @@ from optexp.errors import Failure
 from optexp.records.verification import Finding
 from optexp.support.shortage import OUT_OF_MEMORY
 
-# Of 200 blocks with one error each, one lies beyond four times the largest of 5 runs in every fourth step; of 17 runs in
-# one of 6,000.
+# Of 200 blocks with one error each, one lies beyond four times the largest of 5 runs in every fourth step, and beyond
+# that of 17 runs in one of 6,000.
 MORE = 12  # orders
 NARROW = 4.0  # times a limit: what is further off is another result
 PARTS = {"G2", "G3"}
