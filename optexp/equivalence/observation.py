@@ -53,6 +53,7 @@ from optexp.equivalence.tensor_math import alike, identical
 from optexp.program import Batch, Outputs, Packed, Program, Remembered, Snapshot, gradients, tensors_of
 from optexp.python_state.records import Table
 from optexp.support import random_state, sparse
+from optexp.support.overlap import overlap, overlaps_itself
 from optexp.support.pausing import Used
 from optexp.support.reading import read, read_all
 
@@ -298,16 +299,13 @@ def _dense(tensor: Tensor) -> Tensor:
 def _aliases(outputs: Outputs, inputs: dict[str, Tensor], program: Program) -> list[int]:
     given = {sparse.place(tensor) for tensor in inputs.values()}
     own = {sparse.place(tensor) for tensor in program.state().values()} - given
-    first: dict[int, int] = {}
-    classes = []
-    for position, name in enumerate(sorted(outputs)):
-        storage = sparse.place(outputs[name])
-        shared = -1 if storage in given else -2 if storage in own else first.setdefault(storage, position)
-        classes.append(-3 if shared == position and _overlaps(outputs[name]) else shared)
+    met: dict[int, list[int]] = {}
+    classes, found = [], [outputs[name] for name in sorted(outputs)]
+    for position, output in enumerate(found):
+        storage = sparse.place(output)
+        others = met.setdefault(storage, [])
+        first = next((other for other in others if overlap(found[other], output)), position)
+        shared = -1 if storage in given else -2 if storage in own else first
+        classes.append(-3 if shared == position and overlaps_itself(output) else shared)
+        others.append(position)
     return classes
-
-
-def _overlaps(tensor: Tensor) -> bool:
-    """Whether several elements lie in one place, as after `expand`: to write to one writes to others."""
-    values = next(iter(sparse.parts(tensor).values()))
-    return any(size > 1 and not stride for size, stride in zip(values.shape, values.stride(), strict=True))
