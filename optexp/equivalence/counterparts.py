@@ -18,6 +18,7 @@ from torch import Tensor
 
 from optexp.equivalence.attributes import NAMED
 from optexp.equivalence.observation import Observation, unpacked
+from optexp.equivalence.optimizer_rules import shown
 from optexp.equivalence.schedules import schedules
 from optexp.program import StepState
 from optexp.program.counters import PREFIX, is_counted
@@ -115,8 +116,13 @@ class Counterparts:
         ours, theirs = unpacked("remembers", seen), unpacked("remembers", baseline)
         named = {name for name in ours.keys() & theirs.keys() if state.alike_in_kind(ours[name], theirs[name])}
         named |= {name for name in ours.keys() | theirs.keys() if name.startswith(BY_NAME)}
+        # Updates are computed with what the rules of both show; what a step sets for the next one shows in that.
+        computed = shown(seen) & shown(baseline)
+        ours, theirs = ({n: packed for n, packed in held.items() if n not in computed} for held in (ours, theirs))
         others = {name: packed for name, packed in ours.items() if name not in named}
-        translated = {name: tensor for name, tensor in seen.items() if name.removeprefix("remembers/") not in others}
+        left_out = others.keys() | computed
+        translated = {name: tensor for name, tensor in seen.items() if name.removeprefix("remembers/") not in left_out}
+        translated |= {key: baseline[key] for name in computed if (key := f"remembers/{name}") in baseline}
         known, findings, unread = schedules(baseline), list[Finding](), list[str]()
         lone = theirs.keys() - named
         for_people = cache(lambda: state.write_only(lone))  # it reads files, and few steps ask for it

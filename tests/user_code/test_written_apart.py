@@ -138,10 +138,15 @@ def by_hand(rate: str) -> str:
         pytest.param(LAMBDA, scheduled(COSINE), Verdict.VERIFIED, "", id="the other way", marks=SLOW),
         pytest.param(STEPS, by_hand(HALVED), Verdict.VERIFIED, "", id="by hand", marks=SLOW),
         pytest.param(
-            STEPS, by_hand(HALVED.replace("12", "13")), Verdict.NOT_EQUIVALENT, "after 12 steps", id="late", marks=SLOW
+            STEPS, by_hand(HALVED.replace("12", "13")), Verdict.NOT_EQUIVALENT, "after 13 steps", id="late", marks=SLOW
         ),
         pytest.param(
-            COSINE, scheduled(LAMBDA.replace("100", "101")), Verdict.NOT_EQUIVALENT, "lr fails", id="longer", marks=SLOW
+            COSINE,
+            scheduled(LAMBDA.replace("100", "101")),
+            Verdict.NOT_EQUIVALENT,
+            "later steps",
+            id="longer",
+            marks=SLOW,
         ),
         pytest.param(
             FAR,
@@ -150,8 +155,10 @@ def by_hand(rate: str) -> str:
             "from about step 896 on",
             id="much later",
         ),
-        pytest.param(FAR, by_hand("0.1"), Verdict.NOT_EQUIVALENT, "after 900 steps: rates", id="never", marks=SLOW),
-        pytest.param(COSINE, scheduled(LAMBDA, by="pass"), Verdict.NOT_EQUIVALENT, "lr fails", id="stale", marks=SLOW),
+        pytest.param(FAR, by_hand("0.1"), Verdict.NOT_EQUIVALENT, "after 901 steps: rates", id="never", marks=SLOW),
+        pytest.param(
+            COSINE, scheduled(LAMBDA, by="pass"), Verdict.NOT_EQUIVALENT, "lr of 0.weight", id="stale", marks=SLOW
+        ),
     ],
 )
 def test_a_schedule_is_its_rates(before: str, after: str, verdict: Verdict, said: str, tmp_path: Path) -> None:
@@ -166,6 +173,40 @@ def test_rates_by_hand_are_seen_as_far_as_steps_are_taken(tmp_path: Path, monkey
     result = compared(tmp_path, by_hand("0.1"), scheduled(FAR))
     assert result.verdict is Verdict.UNVERIFIED, result.headline
     assert "the other program sets its rates by hand" in result.headline
+
+
+RISING = "min(1, ({} + 1) / 5)"
+RISES = scheduled(f"{TORCHS}LambdaLR(optimizer, lambda t: {RISING.format('t')})")
+
+
+def set_first(rate: str) -> str:
+    begin = f"global count\n    for group in optimizer.param_groups: group['lr'] = 0.1 * {rate}\n    count += 1"
+    return stepped(
+        "get_optimizer = lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9)", begin, first="count = 0\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        pytest.param(RISES, set_first(RISING.format("count")), Verdict.VERIFIED, id="by hand"),
+        pytest.param(set_first(RISING.format("count")), RISES, Verdict.VERIFIED, id="the other way", marks=SLOW),
+        pytest.param(
+            RISES, set_first(RISING.format("count + 1")), Verdict.NOT_EQUIVALENT, id="a step early", marks=SLOW
+        ),
+        pytest.param(
+            RISES, set_first("min(0.9, (count + 1) / 5)"), Verdict.NOT_EQUIVALENT, id="lower at last", marks=SLOW
+        ),
+        pytest.param(
+            RISES, set_first("(min(1, (count + 1) / 5) - (count >= 900) / 2)"), Verdict.NOT_EQUIVALENT, id="much later"
+        ),
+    ],
+)
+def test_a_rate_may_be_set_before_the_step_or_after_the_one_before(
+    before: str, after: str, verdict: Verdict, tmp_path: Path
+) -> None:
+    result = compared(tmp_path, after, before)
+    assert result.verdict is verdict, result.headline
 
 
 MOMENTUM = """
