@@ -227,6 +227,12 @@ class Mine(torch.optim.Optimizer):
                 p.copy_(state["master"])
 get_optimizer = lambda params: Mine(params)
 """
+KEEPS_DIMENSIONS = (
+    MOMENTUM.replace("velocity", "momentum_buffer")
+    .replace("=torch.zeros_like(p)", "=torch.zeros_like(p)[None]")
+    .replace(".add_(p.grad)", ".add_(p.grad[None])")
+    .replace('add_(state["momentum_buffer"]', 'add_(state["momentum_buffer"][0]')
+)
 SCALED = MOMENTUM.replace(".add_(p.grad)", '.add_(p.grad, alpha=group["lr"])').replace('-group["lr"]', "-1.0")
 SGD = "get_optimizer = lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9)"
 
@@ -235,6 +241,7 @@ SGD = "get_optimizer = lambda params: torch.optim.SGD(params, lr=0.1, momentum=0
     ("after", "verdict", "said"),
     [
         pytest.param(MOMENTUM, Verdict.VERIFIED, "", id="names and more"),
+        pytest.param(KEEPS_DIMENSIONS, Verdict.VERIFIED, "", id="a dimension more"),
         pytest.param(MOMENTUM.replace("=0.9", "=0.91"), Verdict.NOT_EQUIVALENT, "momentum", id="another", marks=SLOW),
         pytest.param(
             MOMENTUM.replace(".mul_(group", ".mul_(0 * group"), Verdict.NOT_EQUIVALENT, "", id="none", marks=SLOW
@@ -300,3 +307,63 @@ def test_another_seed_is_named(tmp_path: Path) -> None:
     result = compared(tmp_path, before.replace("Model = lambda: ", "Model = lambda: torch.manual_seed(7) and "), before)
     assert result.verdict is Verdict.UNVERIFIED, result.headline
     assert "begins with other values than the first one's (0.weight differs), as with another seed" in result.headline
+
+
+ADAM = "get_optimizer = lambda params: torch.optim.Adam(params, lr=1e-3)"
+BY_ITSELF = (
+    HEAD
+    + """
+kept = {}
+def train_step(model, batch, optimizer):
+    model.zero_grad()
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    kept["t"] = kept.get("t", 0) + 1
+    with torch.no_grad():
+        for i, p in enumerate(model.parameters()):
+            m, v = (kept.setdefault((name, i), torch.zeros_like(p)) for name in "mv")
+            m.lerp_(p.grad, 0.1)
+            v.mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
+            size = (v / (1 - 0.999 ** kept["t"])).sqrt() + 1e-8
+            p.sub_(1e-3 * m / (1 - 0.9 ** kept["t"]) / size)
+    return loss
+"""
+)
+WITHOUT_MEMORY = BY_ITSELF.replace("m.lerp_(p.grad, 0.1)", "m.copy_(0.1 * p.grad)")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        pytest.param(stepped(ADAM), BY_ITSELF, Verdict.VERIFIED, id="in place of an optimizer's"),
+        pytest.param(BY_ITSELF, stepped(ADAM), Verdict.VERIFIED, id="the other way", marks=SLOW),
+        pytest.param(stepped(ADAM), WITHOUT_MEMORY, Verdict.NOT_EQUIVALENT, id="none", marks=SLOW),
+        pytest.param(WITHOUT_MEMORY, stepped(ADAM), Verdict.NOT_EQUIVALENT, id="none, the other way", marks=SLOW),
+        pytest.param(
+            stepped(ADAM), BY_ITSELF.replace("1e-3", "1.01e-3"), Verdict.NOT_EQUIVALENT, id="another rate", marks=SLOW
+        ),
+    ],
+)
+def test_state_that_a_step_keeps_by_itself_is_known_by_its_values(
+    before: str, after: str, verdict: Verdict, tmp_path: Path
+) -> None:
+    result = compared(tmp_path, after, before)
+    assert result.verdict is verdict, result.headline
+
+
+def test_gradients_that_nobody_sees_are_asked_for(tmp_path: Path) -> None:
+    descent = stepped("get_optimizer = lambda params: torch.optim.SGD(params, lr=0.1)")
+    unseen = (
+        HEAD
+        + """
+def train_step(model, batch, optimizer):
+    weights = [*model.parameters()]
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    with torch.no_grad():
+        for p, gradient in zip(weights, torch.autograd.grad(loss, weights)): p.sub_(0.1 * gradient)
+    return loss
+"""
+    )
+    result = compared(tmp_path, unseen, descent)
+    assert result.verdict is Verdict.UNVERIFIED, result.headline
+    assert "leaves no gradient in p.grad" in result.headline
