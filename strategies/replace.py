@@ -297,7 +297,8 @@ def pair(old: nn.Module, new: nn.Module, names: Mapping[str, str], learns: bool 
 
 
 def dispensable(name: str, to: tuple[str, bool], ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
-    """Whether the new model does without a buffer, such as a mask or a table: no buffer of its own has that size.
+    """Whether the new model does without a buffer, such as a mask or a table: no buffer of its own has that size and
+    that kind of numbers, as a table of complex numbers is no other name of one of real numbers.
 
     Verification shows whether results need it.
     """
@@ -305,7 +306,15 @@ def dispensable(name: str, to: tuple[str, bool], ours: Mapping[str, Tensor], the
     if isinstance(tensor, nn.Parameter) or other != name or other in theirs:
         return False
     sizes = sorted(tensor.shape)
-    return not any(key not in ours and sorted(held.shape) == sizes for key, held in theirs.items())
+    return not any(
+        key not in ours and sorted(held.shape) == sizes and numbers(held) == numbers(tensor)
+        for key, held in theirs.items()
+    )
+
+
+def numbers(tensor: Tensor) -> tuple[bool, bool]:
+    """The kind of numbers that a tensor holds, of whatever width."""
+    return tensor.is_floating_point(), tensor.is_complex()
 
 
 def translated(name: str, names: Mapping[str, str]) -> tuple[str, bool]:

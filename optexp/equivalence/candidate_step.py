@@ -24,11 +24,16 @@ from optexp.equivalence.quantities import Quantity, source
 from optexp.equivalence.quantity_gates import baseline_at, compare, rows_far_off, unseen_for
 from optexp.equivalence.rounded_hyperparameters import allow_rounded_hyperparameters
 from optexp.equivalence.schedules import unlike_schedules
-from optexp.equivalence.tensor_math import alike
+from optexp.equivalence.tensor_math import alike, identical
 from optexp.equivalence.trajectory import TIMED
 from optexp.errors import NoReference
 from optexp.records.verification import Element, Finding, broken
 
+OWN = "before/param/"
+OUT_OF_SIGHT = (
+    "the {} updates parameters and leaves no gradient in p.grad, as with torch.autograd.grad and torch.func: updates"
+    " are checked by the gradients that they take; write these to p.grad before the update"
+)
 GENERATORS = "generators"
 DRAWS_OTHERWISE = (
     "a step of the baseline draws from Python's or numpy's generator, and the candidate's draws other numbers, or none:"
@@ -56,7 +61,8 @@ class CandidateStep:
         Raises NoReference where gradients overflow so that no update can be compared.
         """
         self.inputs.fp64.adopt(self.inputs.baseline)
-        seen, instead = self.inputs.counterparts.translated(self.seen, self.inputs.baseline)
+        state = self.inputs.fp64.program.step_state
+        seen, instead = self.inputs.counterparts.translated(self.seen, self.inputs.baseline, state)
         seen, amiss = self._remembered(seen)
         named = replace(self, seen=seen, instead=instead)
         return [*amiss, *(instead_of(*names) for names in instead.items()), *named._in_baseline_names()]
@@ -67,7 +73,9 @@ class CandidateStep:
         if state is None or not seen["flag/apart"]:
             return seen, []
         spread, unit = inputs.yardsticks.state_spread, inputs.arithmetic.row.unit
-        return inputs.counterparts.remembered(seen, inputs.baseline, state, unit, spread, drifted=self.step == TIMED)
+        return inputs.counterparts.remembered(
+            seen, inputs.baseline, state, unit, spread, drifted=self.step == TIMED, optimizer=self.seen
+        )
 
     def _in_baseline_names(self) -> list[Finding]:
         """Findings about an observation in which state has the baseline's names."""
@@ -75,6 +83,8 @@ class CandidateStep:
         skips = loss_scale.skipped(seen)
         if differs := self._skips_differently(skips):
             return [differs]
+        if seen["flag/apart"] and _has_gradients(seen) is not _has_gradients(baseline) and _updates(seen):
+            raise NoReference(OUT_OF_SIGHT.format("baseline" if _has_gradients(seen) else "second program"))
         if failures := self._broken_effects(skips):
             return failures
         attributes = inputs.yardsticks.attributes.compare(
@@ -188,3 +198,17 @@ class CandidateStep:
             if name.startswith("after/scaler/"):
                 ours, theirs = (loss_scale.change(arm, name) for arm in (self.seen, self.inputs.baseline))
                 yield exact(name.removeprefix("after/"), ours, theirs, None)
+
+
+def _has_gradients(seen: Observation) -> bool:
+    return any(name.startswith("grad/") for name in seen)
+
+
+def _updates(seen: Observation) -> bool:
+    """Whether the step changes a parameter."""
+    pairs = [
+        (tensor, seen.get(before.replace("before/", "after/", 1)))
+        for before, tensor in seen.items()
+        if before.startswith(OWN)
+    ]
+    return any(after is not None and not identical(tensor, after) for tensor, after in pairs)

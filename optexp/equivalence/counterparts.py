@@ -12,12 +12,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from optexp.equivalence.attributes import NAMED
 from optexp.equivalence.observation import Observation, unpacked
+from optexp.equivalence.optimizer_rules import shown
 from optexp.equivalence.schedules import schedules
 from optexp.program import StepState
 from optexp.program.counters import PREFIX, is_counted
@@ -67,15 +69,23 @@ class Counterparts:
     names: dict[str, set[str]] = field(default_factory=dict)
     alone: set[str] = field(default_factory=set)
 
-    def translated(self, seen: Observation, baseline: Observation) -> tuple[Observation, dict[str, str]]:
+    def translated(
+        self, seen: Observation, baseline: Observation, state: StepState | None = None
+    ) -> tuple[Observation, dict[str, str]]:
         """The candidate's observation with the baseline's names of optimizer state, and without other such state; and,
         by key, what it keeps in place of a tensor of the baseline's.
 
         A count that only the baseline keeps is taken from it: updates show whether the candidate's are those of it.
+
+        state: of the step, which may keep what updates need by itself; None where it keeps nothing
         """
-        ours, theirs = _families(seen), _families(baseline)
         if seen["flag/apart"]:
             seen = {name: tensor for name, tensor in seen.items() if name in baseline or not _counted(name)}
+            laid_out = {
+                name for name, tensor in seen.items() if _key(name) and _is_laid_out(tensor, baseline.get(name))
+            }
+            seen |= {name: seen[name].reshape(baseline[name].shape) for name in laid_out}
+        ours, theirs = _families(seen), _families(baseline)
         more = {key: held for key, held in ours.items() if key not in theirs}
         lacking = {key: held for key, held in theirs.items() if key not in ours}
         if not more and not lacking:
@@ -92,6 +102,8 @@ class Counterparts:
                 continue
             if all(slot.tensor.numel() == 1 for slot in held.values()):
                 translated |= {slot.name: slot.tensor for slot in held.values()}
+            elif state is not None and seen["flag/apart"] and (kept := _kept(held, seen, state)):
+                translated |= kept
             elif others := [k for k in more if k not in found and _fit(more[k], held)]:
                 instead[key] = others[0]
         return translated, instead
@@ -104,6 +116,7 @@ class Counterparts:
         unit: float,
         spread: Mapping[str, Sequence[float]],
         drifted: bool,
+        optimizer: Observation,
     ) -> tuple[Observation, list[Finding]]:
         """The candidate's observation with the baseline's names of what its step keeps in Python; and what is amiss.
 
@@ -111,21 +124,31 @@ class Counterparts:
 
         spread:  by name, how far noise moves numbers of the baseline
         drifted: each arm made many steps before
+        optimizer: holds the state of the candidate's optimizer, which may be what the baseline's step keeps by itself
         """
         ours, theirs = unpacked("remembers", seen), unpacked("remembers", baseline)
         named = {name for name in ours.keys() & theirs.keys() if state.alike_in_kind(ours[name], theirs[name])}
         named |= {name for name in ours.keys() | theirs.keys() if name.startswith(BY_NAME)}
+        # Updates are computed with what the rules of both show; what a step sets for the next one shows in that.
+        computed = shown(seen) & shown(baseline)
+        ours, theirs = ({n: packed for n, packed in held.items() if n not in computed} for held in (ours, theirs))
         others = {name: packed for name, packed in ours.items() if name not in named}
-        translated = {name: tensor for name, tensor in seen.items() if name.removeprefix("remembers/") not in others}
+        left_out = others.keys() | computed
+        translated = {name: tensor for name, tensor in seen.items() if name.removeprefix("remembers/") not in left_out}
+        translated |= {key: baseline[key] for name in computed if (key := f"remembers/{name}") in baseline}
         known, findings, unread = schedules(baseline), list[Finding](), list[str]()
         lone = theirs.keys() - named
+        held = cache(lambda: state.pack(_before_and_after(optimizer)))
         for_people = cache(lambda: state.write_only(lone))  # it reads files, and few steps ask for it
         for name in sorted(lone):
             translated[f"remembers/{name}"] = baseline[f"remembers/{name}"]
             if name in known:
                 continue
             lacks = partial(state.lacking, theirs=theirs[name], unit=unit, noise=spread.get(name, ()), drifted=drifted)
-            if (lacking := lacks([*ours.values()])) and name in for_people():
+            lacking = lacks([*ours.values()])
+            if any(lacking):  # real numbers: each optimizer counts its steps, which shows nothing
+                lacking = lacks([*ours.values(), held()])
+            if lacking and name in for_people():
                 unread.append(name)
             else:
                 findings += _amiss(name, lacking)
@@ -224,9 +247,60 @@ def _paired(ours: Mapping[str, Family], theirs: Mapping[str, Family]) -> dict[st
 
 
 def _apart(ours: Family, theirs: Family) -> float:
-    """RMS of the difference over all parameters, relative to the second."""
+    """RMS of the difference over all parameters, relative to the second. Counts that differ are not the same state,
+    however close they are after many steps."""
     places = ours.keys() & theirs.keys()
-    pairs = [(ours[p].tensor.to(torch.float64), theirs[p].tensor.to(torch.float64)) for p in places]
-    error = sum(float((a - b.to(a.device)).square().sum()) for a, b in pairs)
-    size = sum(float(b.square().sum()) for _, b in pairs)
+    pairs = [(ours[p].tensor, theirs[p].tensor) for p in places]
+    far = _far(pairs)
+    return float("inf") if far and all(_is_count(t) for pair in pairs for t in pair) else far
+
+
+def _before_and_after(seen: Observation) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Optimizer state, by name; counts as the numbers that they are."""
+    after = {name.removeprefix("after/"): t for name, t in seen.items() if name.startswith("after/optimizer/")}
+    before = {name: seen.get(f"before/{name}", torch.zeros_like(tensor)) for name, tensor in after.items()}
+    counts = {name for name, tensor in after.items() if _is_count(tensor) and _is_count(before[name])}
+    one, other = ({n: int(t) if n in counts else t for n, t in held.items()} for held in (before, after))
+    return one, other
+
+
+def _is_laid_out(ours: Tensor, theirs: Tensor | None) -> bool:
+    """Whether two tensors differ in dimensions of one element, as sums with and without `keepdim` do."""
+    return theirs is not None and ours.shape != theirs.shape and ours.squeeze().shape == theirs.squeeze().shape
+
+
+def _is_count(tensor: Tensor) -> bool:
+    return tensor.numel() == 1 and float(tensor).is_integer()
+
+
+def _far(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """RMS of the differences, relative to the second tensors."""
+    wide = [(ours.to(torch.float64), theirs.to(ours.device, torch.float64)) for ours, theirs in pairs]
+    error = sum(float((a - b).square().sum()) for a, b in wide)
+    size = sum(float(b.square().sum()) for _, b in wide)
     return 0.0 if error == 0 else (error / size) ** 0.5 if size else float("inf")
+
+
+def _kept(theirs: Family, seen: Observation, state: StepState) -> Observation:
+    """By the baseline's names of it, the same state of each parameter where the step keeps it by itself, as in a dict
+    or in optimizers that it makes; nothing where that of one parameter is missing."""
+    values = state.values([*unpacked("remembers", seen).values()])
+    kept = {place: (then, now.detach()) for place, (then, now) in enumerate(values) if isinstance(now, Tensor)}
+    sizes = {place: float(now.to(torch.float64).norm()) for place, (_, now) in kept.items()}
+    found = dict[str, Tensor]()
+    for place, slot in theirs.items():
+        when, _, owner = place.partition("/")
+        if when != "after":
+            continue
+        size = float(slot.tensor.to(torch.float64).norm())  # most others have another one, and are not looked at
+        near = {index for index, other in sizes.items() if abs(other - size) <= FAR * size}
+        fitting = {index: now for index, (_, now) in kept.items() if index in near and now.shape == slot.tensor.shape}
+        far = {index: _far([(now, slot.tensor)]) for index, now in fitting.items()}
+        nearest = min(far, key=far.__getitem__, default=None)
+        if nearest is None or far[nearest] > FAR:
+            return {}
+        then, found[slot.name] = kept.pop(nearest)
+        if earlier := theirs.get(f"before/{owner}"):
+            same = isinstance(then, Tensor) and then.shape == earlier.tensor.shape
+            found[earlier.name] = then.detach() if same else earlier.tensor
+    return found

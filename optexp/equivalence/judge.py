@@ -213,7 +213,8 @@ class Judge:
 
     def distribution(self, tensor: str) -> Distribution:
         """Errors of one output of the step that was judged last, in both arms."""
-        arms = self.inputs.baseline, self.inputs.candidate
+        counterparts, baseline_run = self.inputs.counterparts, self.inputs.baseline
+        arms = baseline_run, counterparts.translated(self.inputs.candidate, baseline_run)[0]  # as the gates saw it
         baseline, candidate = (self._guarded(self._histogram, seen, f"out/{tensor}") for seen in arms)
         return Distribution(baseline, candidate, tensor)
 

@@ -12,7 +12,7 @@ memory/<name>          of `Program.step_state`, packed, before: only what is no 
 remembers/<name>       of `Program.step_state`, packed, before and after: only what the step changed
 keeps/<name>           of `Program.keeps`, packed, before: only what is no longer as it was at first
 moves/<name>           of `Program.keeps`, packed, before and after: only what the step changed
-rule                   of the optimizer after the step (see `optexp.equivalence.optimizer_rules`)
+rule                   of the optimizer as it was called (see `optexp.equivalence.optimizer_rules`)
 flag/inputs_intact     1 where the step left its batch as it was
 flag/plain             1 where outputs and gradients are plain tensors, without attributes
 flag/device            for each output, by name: 1 where it lies on the program's device
@@ -33,7 +33,7 @@ flag/finest            the least eps of a dtype that got noise; 1 without
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +45,7 @@ from torch import Tensor
 from optexp.equivalence import randomness
 from optexp.equivalence.checksums import compact
 from optexp.equivalence.noise import noisy
-from optexp.equivalence.optimizer_rules import RULE, rule
+from optexp.equivalence.optimizer_rules import RULE, calls, rule
 from optexp.equivalence.poison import hold, poison, scribble
 from optexp.equivalence.process_state import unlike
 from optexp.equivalence.reassociation import Reassociated
@@ -53,6 +53,7 @@ from optexp.equivalence.tensor_math import alike, identical
 from optexp.program import Batch, Outputs, Packed, Program, Remembered, Snapshot, gradients, tensors_of
 from optexp.python_state.records import Table
 from optexp.support import random_state, sparse
+from optexp.support.overlap import overlap, overlaps_itself
 from optexp.support.pausing import Used
 from optexp.support.reading import read, read_all
 
@@ -85,7 +86,8 @@ def observed(
     poison(program.device)
     hold(program.device)
     noise_added = nullcontext(set[torch.dtype]()) if noise is None else noisy(program.model, noise)
-    with noise_added as met, nullcontext() if order is None else Reassociated(order) as reassociated:
+    reassociates = nullcontext() if order is None else Reassociated(order)
+    with noise_added as met, reassociates as reassociated, calls(program) as called:
         answer = program.step(program, given)
     found = dict(answer.items())  # a dict of another type is reported elsewhere
     plain, outputs = not unlike(found, program), read_all(found)
@@ -95,7 +97,8 @@ def observed(
         seen |= {name: _copy(tensor) for name, tensor in gradients(program).items()}
     seen |= {f"buffer/{name}": _copy(tensor) for name, tensor in program.buffers().items()}
     plainly = noise is None and order is None
-    seen |= _state_after(program, start, initial, in_full=plainly and not forward, in_part=not plainly and not forward)
+    in_full, in_part = plainly and not forward, not plainly and not forward
+    seen |= _state_after(program, start, initial, called, in_full, in_part)
     if program.device.type == "cuda":
         torch.cuda.synchronize(program.device)
     written = start.written()
@@ -157,10 +160,16 @@ class _Start:
 
 
 def _state_after(
-    program: Program, start: _Start, initial: Mapping[str, Tensor] | None, in_full: bool, in_part: bool
+    program: Program,
+    start: _Start,
+    initial: Mapping[str, Tensor] | None,
+    called: Sequence[Mapping[str, Any]],
+    in_full: bool,
+    in_part: bool,
 ) -> Observation:
     """after/, param/, changed/, remembers/ and moves/.
 
+    called:  hyperparameters that the optimizer was called with, by group
     in_full: with after/
     in_part: with after/param/ where the step is a user's own
     """
@@ -173,7 +182,7 @@ def _state_after(
         seen |= {f"changed/{name}": torch.tensor(1, dtype=torch.uint8) for name in changed}
     elif in_full:
         after = {name: tensor for name, tensor in program.state().items() if not name.startswith("buffer/")}
-        seen |= {f"after/{name}": _copy(tensor) for name, tensor in after.items()} | {RULE: rule(program)}
+        seen |= {f"after/{name}": _copy(tensor) for name, tensor in after.items()} | {RULE: rule(program, called)}
     elif in_part and program.own_step:
         after = {name: tensor for name, tensor in program.state().items() if name.startswith("param/")}
         seen |= {f"after/{name}": _copy(tensor) for name, tensor in after.items()}
@@ -298,16 +307,13 @@ def _dense(tensor: Tensor) -> Tensor:
 def _aliases(outputs: Outputs, inputs: dict[str, Tensor], program: Program) -> list[int]:
     given = {sparse.place(tensor) for tensor in inputs.values()}
     own = {sparse.place(tensor) for tensor in program.state().values()} - given
-    first: dict[int, int] = {}
-    classes = []
-    for position, name in enumerate(sorted(outputs)):
-        storage = sparse.place(outputs[name])
-        shared = -1 if storage in given else -2 if storage in own else first.setdefault(storage, position)
-        classes.append(-3 if shared == position and _overlaps(outputs[name]) else shared)
+    met: dict[int, list[int]] = {}
+    classes, found = [], [outputs[name] for name in sorted(outputs)]
+    for position, output in enumerate(found):
+        storage = sparse.place(output)
+        others = met.setdefault(storage, [])
+        first = next((other for other in others if overlap(found[other], output)), position)
+        shared = -1 if storage in given else -2 if storage in own else first
+        classes.append(-3 if shared == position and overlaps_itself(output) else shared)
+        others.append(position)
     return classes
-
-
-def _overlaps(tensor: Tensor) -> bool:
-    """Whether several elements lie in one place, as after `expand`: to write to one writes to others."""
-    values = next(iter(sparse.parts(tensor).values()))
-    return any(size > 1 and not stride for size, stride in zip(values.shape, values.stride(), strict=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isclose
 from typing import Any
@@ -16,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optexp.program import Program
+from optexp.program import NotCalled, Program
 from optexp.program.counters import PREFIX, still
 from optexp.records.verification import Finding, broken
 
+OF_GROUPS = "optimizer/group"  # of names of hyperparameters that a step changes
 RULE = "rule"  # prefix of an observation's name, and a finding's
 HOW = {"foreach", "fused", "capturable", "differentiable"}  # options of the implementation, and of no result
 WITHOUT_DECAY, WITHOUT_MOMENTUM = {"decoupled_weight_decay"}, {"dampening", "nesterov"}  # that these have a meaning
@@ -56,16 +58,37 @@ Numbers = Mapping[str, list[tuple[Any, float]]]
 Pair = tuple[list[tuple[Any, float]], list[tuple[Any, float]]]
 
 
-def rule(program: Program) -> Tensor:
+@contextmanager
+def calls(program: Program) -> Iterator[list[Mapping[str, Any]]]:
+    """Inside, hyperparameters by group that a program's optimizer was last called with: a step may set those of the
+    next one afterwards. Empty where nobody calls it, as where a graph is replayed."""
+    found: list[Mapping[str, Any]] = []
+    if program.optimizer is None or isinstance(program.optimizer, NotCalled):
+        yield found
+        return
+
+    def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        found[:] = map(dict, optimizer.param_groups)
+
+    handle = program.optimizer.register_step_pre_hook(note)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+def rule(program: Program, called: Sequence[Mapping[str, Any]] = ()) -> Tensor:
     """Class and hyperparameters of a program's optimizer, by parameter, as bytes of shape (n,), uint8.
 
     Beside them those of other optimizers and of schedules that a user's step names, by group.
+
+    called: hyperparameters that it was called with; else the present ones are taken
     """
     assert program.optimizer is not None
     aliases = {parameter: alias.name for alias, parameter in program.parameters()}
     groups = [
         ([aliases[p] for p in group["params"] if p in aliases], _numbers(group))
-        for group in program.optimizer.param_groups
+        for group in called or program.optimizer.param_groups
     ]
     others = {} if program.step_state is None else program.step_state.rules()
     beside = {name: (kind, [*map(_numbers, held)]) for name, (kind, held) in others.items()}
@@ -73,6 +96,13 @@ def rule(program: Program) -> Tensor:
     counters = [program.counted().keys(), still(program.optimizer)]
     text = json.dumps([type(program.optimizer).__qualname__, known, groups, beside, *map(sorted, counters)])
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def shown(seen: Mapping[str, Tensor]) -> set[str]:
+    """Names of hyperparameters of the program's own optimizer that an observation's rule holds."""
+    kind, _, groups, *_ = json.loads(bytes(seen[RULE].tolist())) if RULE in seen else ("", (), ())
+    named = {f"{OF_GROUPS}{index}/{key}" for index, (_, numbers) in enumerate(groups) for key in numbers}
+    return named if kind != NotCalled.__qualname__ else set()
 
 
 def _numbers(group: Mapping[str, Any]) -> Numbers:

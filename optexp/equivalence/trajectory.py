@@ -6,7 +6,7 @@ that differ by one rounding, and a candidate may stray three times as far as tho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf, isclose, isfinite
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from optexp.equivalence.noise import move
 from optexp.equivalence.optimizer_rules import LATER
-from optexp.program import Batch, Program
+from optexp.program import Batch, NotCalled, Program
 from optexp.support.reading import read
 
 RATES = (1.0, 0.5, 2.0)  # of single steps that are compared with fp64, in turn: a rate that is frozen shows
@@ -49,18 +49,19 @@ class Rates:
                 group["lr"] = own * factor
 
 
-def sets_rates(program: Program, batch: Batch, rates: Rates) -> bool:
-    """Whether a user's step sets its learning rates itself: by a schedule, or by hand whatever they were."""
+def sets_rates(program: Program, used: Callable[[float], Sequence[float]]) -> bool:
+    """Whether a user's step sets its learning rates itself: by a schedule, by hand whatever they were, or in updates of
+    its own, which nobody hands an optimizer with rates.
+
+    used: rates that a step uses, and those that it leaves, where they were set to a multiple of the program's own
+    """
     if program.step_state is None:
         return False
+    if isinstance(program.optimizer, NotCalled):
+        return True
     if any(LATER in groups[0] for _, groups in program.step_state.rules().values()):
         return True
-    rates.set(RATES[1])
-    program.step(program, batch)
-    left = [float(group["lr"]) for group in rates.groups]
-    return any(
-        rate != own * RATES[1] and isclose(rate, own, rel_tol=0.1) for rate, own in zip(left, rates.own, strict=True)
-    )
+    return any(isclose(*rates, rel_tol=0.1) for rates in zip(used(RATES[0]), used(RATES[1]), strict=True))
 
 
 def losses(program: Program, batches: Sequence[Batch], rates: Rates, unit: float = 0.0, seed: int = 0) -> list[float]:

@@ -115,6 +115,14 @@ class StepState(Protocol):
         """
         ...
 
+    def values(self, packed: Sequence[bytes]) -> list[tuple[Any, Any]]:
+        """Before and after, of each value in entries that `changed` packs."""
+        ...
+
+    def pack(self, value: Any) -> bytes:
+        """A value, or one before and after, as `changed` packs it."""
+        ...
+
     def write_only(self, names: Collection[str]) -> set[str]:
         """Names of state that steps read only to update or print it."""
         ...

@@ -23,6 +23,10 @@ from optexp.support.reading import read
 # --- state, gradients, batches ---------------------------------------------------------------------------------
 
 
+NO_STEP = (
+    "{}.step() is not implemented, and an update is checked as one call of step() on given gradients: optimizers with"
+    " other methods in its place, as SAM has, cannot be compared"
+)
 TAKE_SPARSE = (torch.optim.SGD, torch.optim.Adagrad)  # optimizers that take sparse and dense gradients
 
 
@@ -199,6 +203,8 @@ def _step_once(optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor]) 
         try:
             optimizer.step(closure)  # type: ignore[arg-type]
         except Exception:
+            if isinstance(error, NotImplementedError):
+                raise NoReference(NO_STEP.format(type(optimizer).__name__)) from error
             raise error from None
         raise NoReference(
             f"{type(optimizer).__name__}.step() evaluates the model itself, by a closure, and an update is checked as"

@@ -87,7 +87,7 @@ def lacking(
 
     ours: everything that the other arm changes
     """
-    there, here = [leaf for pair in ours for leaf in _both(pair)], _both(theirs)
+    there, here = [leaf for pair in ours for leaf in values(pair)], values(theirs)
     blurred = [*noise, *[0.0] * len(here)]
     return [
         _real(leaf[1])
@@ -96,7 +96,7 @@ def lacking(
     ]
 
 
-def _both(pair: Pair) -> list[tuple[Any, Any]]:
+def values(pair: Pair) -> list[tuple[Any, Any]]:
     """Before and after, of each value."""
     orders: Orders = {}
     (then, shape), (now, later) = (tree_flatten(_sorted(_opened(value, orders))) for value in pair)

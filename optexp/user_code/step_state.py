@@ -209,6 +209,11 @@ class TrackedStepState:
         known = [pair for pair in map(self._unpacked_if_known, ours) if pair is not None]
         return likeness.lacking(known, self._unpacked(theirs), unit, noise, drifted)
 
+    def values(self, packed: Sequence[bytes]) -> list[tuple[Any, Any]]:
+        """Before and after, of each value that an arm changes."""
+        known = [pair for pair in map(self._unpacked_if_known, packed) if pair is not None]
+        return [leaf for pair in known for leaf in likeness.values(pair)]
+
     def write_only(self, names: Collection[str]) -> set[str]:
         """Names of state that steps read only to update or print it."""
         return write_only(names, self.step, self.model)

@@ -15,6 +15,7 @@ from optexp.equivalence.late_counts import JUDGED, SEEN, Counts, Paces
 from optexp.equivalence.missed import End
 from optexp.equivalence.noise import disturbed
 from optexp.equivalence.observation import Observation, observed, overwritten, repeats
+from optexp.equivalence.optimizer_rules import calls
 from optexp.equivalence.parting import Passed, watched
 from optexp.equivalence.perturbation import move_parameters
 from optexp.equivalence.poison import stain
@@ -296,7 +297,7 @@ class Checks(Timing):
             return repeats(self.program, self.fresh[0], self.initial, times)
 
     def rates_of_steps(self, steps: int | None = None) -> list[list[float]]:
-        """The learning rates that each of the first steps leaves, from the restored state on.
+        """The learning rates of each of the first steps, from the restored state on.
 
         steps: their number; None for as many as there is time for
         """
@@ -305,16 +306,23 @@ class Checks(Timing):
         with self.quiet():
             run = self.runner()
             while len(found) < (steps or STEPS) and (steps or clock.on_core() < limit):
-                run()
-                found.append([float(group["lr"]) for group in self.rates.groups])
+                with calls(self.program) as called:
+                    run()
+                found.append([float(group["lr"]) for group in called or self.rates.groups])
         self.program.feed.pause()
         return found
 
     def sets_rates(self) -> bool:
         """Whether steps set their learning rates themselves."""
-        self.restore()
-        with self.quiet():
-            found = trajectory.sets_rates(self.program, self.program.feed.next(), self.rates)
+
+        def used(factor: float) -> list[float]:
+            self.restore()
+            self.rates.set(factor)
+            with self.quiet(), calls(self.program) as called:
+                self.program.step(self.program, self.program.feed.next())
+            return [float(group["lr"]) for group in (*called, *self.rates.groups)]
+
+        found = trajectory.sets_rates(self.program, used)
         self.restore()
         return found
 

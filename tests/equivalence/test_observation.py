@@ -86,6 +86,17 @@ def test_aliases_of_inputs_and_of_each_other(net):
     assert observe(replace(program, step=step), batch)["flag/aliases"].tolist() == [-1, 1, 1, 3]
 
 
+def test_parts_of_one_tensor_share_no_memory_unless_they_overlap(net):
+    program, batch = built(net, "forward")
+
+    def step(program, batch):
+        rows = torch.arange(24.0).view(4, 6)
+        pairs = torch.view_as_complex(rows.view(4, 3, 2))
+        return {"a": rows[:, 0], "b": rows[:, 3], "c": rows[2:, 4:], "d": rows[1], "e": pairs[:, 2], "f": pairs[1, :1]}
+
+    assert observe(replace(program, step=step), batch)["flag/aliases"].tolist() == [0, 1, 2, 0, 2, 0]
+
+
 def test_outputs_whose_signs_or_values_are_not_in_memory_are_read_as_what_they_are(net):
     program, batch = built(net, "forward")
     turned = torch.randn(4, dtype=torch.complex64, generator=torch.Generator().manual_seed(2))

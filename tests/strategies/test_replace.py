@@ -196,7 +196,8 @@ def with_buffers(**buffers: Tensor) -> nn.Module:
 
 def test_in_inference_a_mask_may_be_left_out():
     masked, other = with_buffers(mask=torch.ones(4, 4).tril()), with_buffers(table=torch.ones(3))
-    for without in (nn.Linear(4, 4), other):
+    complex_table = with_buffers(table=torch.ones(4, 4, dtype=torch.complex64))
+    for without in (nn.Linear(4, 4), other, complex_table, with_buffers(table=torch.ones(4, 4).bool())):
         assert pair(masked, without, {}) == {"weight": ("weight", False), "bias": ("bias", False)}
         with pytest.raises(ConfigError, match="has nothing for the baseline's mask"):
             pair(masked, without, {}, learns=True)

@@ -104,6 +104,12 @@ def test_an_optimizer_that_evaluates_the_model_itself_is_named(text: str, name: 
         built(tmp_path, text)
 
 
+def test_an_optimizer_without_a_step_is_named(tmp_path: Path) -> None:
+    written = TWICE[TWICE.index("        self.first_step()\n") : TWICE.index("optimizer = Sharp")]
+    with pytest.raises(NoReference, match=r"^Sharp.step\(\) is not implemented"):
+        built(tmp_path, TWICE.replace(written, "        raise NotImplementedError\n"))
+
+
 def test_an_optimizer_that_no_variable_holds_is_said_to_be_out_of_sight(tmp_path: Path) -> None:
     with pytest.raises(NoReference, match="no variable that the marked body names holds the marked optimizer"):
         built(tmp_path, HIDDEN)

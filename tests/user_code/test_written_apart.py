@@ -138,10 +138,15 @@ def by_hand(rate: str) -> str:
         pytest.param(LAMBDA, scheduled(COSINE), Verdict.VERIFIED, "", id="the other way", marks=SLOW),
         pytest.param(STEPS, by_hand(HALVED), Verdict.VERIFIED, "", id="by hand", marks=SLOW),
         pytest.param(
-            STEPS, by_hand(HALVED.replace("12", "13")), Verdict.NOT_EQUIVALENT, "after 12 steps", id="late", marks=SLOW
+            STEPS, by_hand(HALVED.replace("12", "13")), Verdict.NOT_EQUIVALENT, "after 13 steps", id="late", marks=SLOW
         ),
         pytest.param(
-            COSINE, scheduled(LAMBDA.replace("100", "101")), Verdict.NOT_EQUIVALENT, "lr fails", id="longer", marks=SLOW
+            COSINE,
+            scheduled(LAMBDA.replace("100", "101")),
+            Verdict.NOT_EQUIVALENT,
+            "later steps",
+            id="longer",
+            marks=SLOW,
         ),
         pytest.param(
             FAR,
@@ -150,8 +155,10 @@ def by_hand(rate: str) -> str:
             "from about step 896 on",
             id="much later",
         ),
-        pytest.param(FAR, by_hand("0.1"), Verdict.NOT_EQUIVALENT, "after 900 steps: rates", id="never", marks=SLOW),
-        pytest.param(COSINE, scheduled(LAMBDA, by="pass"), Verdict.NOT_EQUIVALENT, "lr fails", id="stale", marks=SLOW),
+        pytest.param(FAR, by_hand("0.1"), Verdict.NOT_EQUIVALENT, "after 901 steps: rates", id="never", marks=SLOW),
+        pytest.param(
+            COSINE, scheduled(LAMBDA, by="pass"), Verdict.NOT_EQUIVALENT, "lr of 0.weight", id="stale", marks=SLOW
+        ),
     ],
 )
 def test_a_schedule_is_its_rates(before: str, after: str, verdict: Verdict, said: str, tmp_path: Path) -> None:
@@ -166,6 +173,40 @@ def test_rates_by_hand_are_seen_as_far_as_steps_are_taken(tmp_path: Path, monkey
     result = compared(tmp_path, by_hand("0.1"), scheduled(FAR))
     assert result.verdict is Verdict.UNVERIFIED, result.headline
     assert "the other program sets its rates by hand" in result.headline
+
+
+RISING = "min(1, ({} + 1) / 5)"
+RISES = scheduled(f"{TORCHS}LambdaLR(optimizer, lambda t: {RISING.format('t')})")
+
+
+def set_first(rate: str) -> str:
+    begin = f"global count\n    for group in optimizer.param_groups: group['lr'] = 0.1 * {rate}\n    count += 1"
+    return stepped(
+        "get_optimizer = lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9)", begin, first="count = 0\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        pytest.param(RISES, set_first(RISING.format("count")), Verdict.VERIFIED, id="by hand"),
+        pytest.param(set_first(RISING.format("count")), RISES, Verdict.VERIFIED, id="the other way", marks=SLOW),
+        pytest.param(
+            RISES, set_first(RISING.format("count + 1")), Verdict.NOT_EQUIVALENT, id="a step early", marks=SLOW
+        ),
+        pytest.param(
+            RISES, set_first("min(0.9, (count + 1) / 5)"), Verdict.NOT_EQUIVALENT, id="lower at last", marks=SLOW
+        ),
+        pytest.param(
+            RISES, set_first("(min(1, (count + 1) / 5) - (count >= 900) / 2)"), Verdict.NOT_EQUIVALENT, id="much later"
+        ),
+    ],
+)
+def test_a_rate_may_be_set_before_the_step_or_after_the_one_before(
+    before: str, after: str, verdict: Verdict, tmp_path: Path
+) -> None:
+    result = compared(tmp_path, after, before)
+    assert result.verdict is verdict, result.headline
 
 
 MOMENTUM = """
@@ -186,6 +227,12 @@ class Mine(torch.optim.Optimizer):
                 p.copy_(state["master"])
 get_optimizer = lambda params: Mine(params)
 """
+KEEPS_DIMENSIONS = (
+    MOMENTUM.replace("velocity", "momentum_buffer")
+    .replace("=torch.zeros_like(p)", "=torch.zeros_like(p)[None]")
+    .replace(".add_(p.grad)", ".add_(p.grad[None])")
+    .replace('add_(state["momentum_buffer"]', 'add_(state["momentum_buffer"][0]')
+)
 SCALED = MOMENTUM.replace(".add_(p.grad)", '.add_(p.grad, alpha=group["lr"])').replace('-group["lr"]', "-1.0")
 SGD = "get_optimizer = lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9)"
 
@@ -194,6 +241,7 @@ SGD = "get_optimizer = lambda params: torch.optim.SGD(params, lr=0.1, momentum=0
     ("after", "verdict", "said"),
     [
         pytest.param(MOMENTUM, Verdict.VERIFIED, "", id="names and more"),
+        pytest.param(KEEPS_DIMENSIONS, Verdict.VERIFIED, "", id="a dimension more"),
         pytest.param(MOMENTUM.replace("=0.9", "=0.91"), Verdict.NOT_EQUIVALENT, "momentum", id="another", marks=SLOW),
         pytest.param(
             MOMENTUM.replace(".mul_(group", ".mul_(0 * group"), Verdict.NOT_EQUIVALENT, "", id="none", marks=SLOW
@@ -259,3 +307,63 @@ def test_another_seed_is_named(tmp_path: Path) -> None:
     result = compared(tmp_path, before.replace("Model = lambda: ", "Model = lambda: torch.manual_seed(7) and "), before)
     assert result.verdict is Verdict.UNVERIFIED, result.headline
     assert "begins with other values than the first one's (0.weight differs), as with another seed" in result.headline
+
+
+ADAM = "get_optimizer = lambda params: torch.optim.Adam(params, lr=1e-3)"
+BY_ITSELF = (
+    HEAD
+    + """
+kept = {}
+def train_step(model, batch, optimizer):
+    model.zero_grad()
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    kept["t"] = kept.get("t", 0) + 1
+    with torch.no_grad():
+        for i, p in enumerate(model.parameters()):
+            m, v = (kept.setdefault((name, i), torch.zeros_like(p)) for name in "mv")
+            m.lerp_(p.grad, 0.1)
+            v.mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
+            size = (v / (1 - 0.999 ** kept["t"])).sqrt() + 1e-8
+            p.sub_(1e-3 * m / (1 - 0.9 ** kept["t"]) / size)
+    return loss
+"""
+)
+WITHOUT_MEMORY = BY_ITSELF.replace("m.lerp_(p.grad, 0.1)", "m.copy_(0.1 * p.grad)")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        pytest.param(stepped(ADAM), BY_ITSELF, Verdict.VERIFIED, id="in place of an optimizer's"),
+        pytest.param(BY_ITSELF, stepped(ADAM), Verdict.VERIFIED, id="the other way", marks=SLOW),
+        pytest.param(stepped(ADAM), WITHOUT_MEMORY, Verdict.NOT_EQUIVALENT, id="none", marks=SLOW),
+        pytest.param(WITHOUT_MEMORY, stepped(ADAM), Verdict.NOT_EQUIVALENT, id="none, the other way", marks=SLOW),
+        pytest.param(
+            stepped(ADAM), BY_ITSELF.replace("1e-3", "1.01e-3"), Verdict.NOT_EQUIVALENT, id="another rate", marks=SLOW
+        ),
+    ],
+)
+def test_state_that_a_step_keeps_by_itself_is_known_by_its_values(
+    before: str, after: str, verdict: Verdict, tmp_path: Path
+) -> None:
+    result = compared(tmp_path, after, before)
+    assert result.verdict is verdict, result.headline
+
+
+def test_gradients_that_nobody_sees_are_asked_for(tmp_path: Path) -> None:
+    descent = stepped("get_optimizer = lambda params: torch.optim.SGD(params, lr=0.1)")
+    unseen = (
+        HEAD
+        + """
+def train_step(model, batch, optimizer):
+    weights = [*model.parameters()]
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    with torch.no_grad():
+        for p, gradient in zip(weights, torch.autograd.grad(loss, weights)): p.sub_(0.1 * gradient)
+    return loss
+"""
+    )
+    result = compared(tmp_path, unseen, descent)
+    assert result.verdict is Verdict.UNVERIFIED, result.headline
+    assert "leaves no gradient in p.grad" in result.headline
