@@ -60,17 +60,22 @@ Pair = tuple[list[tuple[Any, float]], list[tuple[Any, float]]]
 
 @contextmanager
 def calls(program: Program) -> Iterator[list[Mapping[str, Any]]]:
-    """Inside, hyperparameters by group that a program's optimizer was last called with: a step may set those of the
-    next one afterwards. Empty where nobody calls it, as where a graph is replayed."""
+    """Inside, hyperparameters by group that the optimizer of a user's own step was last called with: the step may set
+    those of the next one afterwards. Empty where nobody calls it, as where a graph is replayed, and where its code is
+    compiled, which a hook would have compiled again."""
     found: list[Mapping[str, Any]] = []
-    if program.optimizer is None or isinstance(program.optimizer, NotCalled):
+    optimizer = program.optimizer
+    if not program.own_step or not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, NotCalled):
+        yield found
+        return
+    if hasattr(optimizer.step, "_torchdynamo_orig_callable"):
         yield found
         return
 
     def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         found[:] = map(dict, optimizer.param_groups)
 
-    handle = program.optimizer.register_step_pre_hook(note)
+    handle = optimizer.register_step_pre_hook(note)
     try:
         yield found
     finally:

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from optexp.support import sparse
 
+MOST = 2**26  # elements of a storage that are marked
+
 
 def overlaps_itself(tensor: Tensor) -> bool:
     """Whether several elements lie in one place, as after `expand`."""
@@ -15,7 +17,10 @@ def overlaps_itself(tensor: Tensor) -> bool:
 
 
 def overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether some memory belongs to both of two tensors in one storage; columns of one tensor have none in common."""
+    """Whether some memory belongs to both of two tensors in one storage; columns of one tensor have none in common.
+
+    Of very large tensors, whose elements would take long to mark, it is said where their ranges meet.
+    """
     ours, theirs = (next(iter(sparse.parts(tensor).values())) for tensor in (one, other))
     if not ours.numel() or not theirs.numel():
         return False
@@ -23,7 +28,9 @@ def overlap(one: Tensor, other: Tensor) -> bool:
     if last <= begin or end <= first:
         return False
     unit = min(ours.element_size(), theirs.element_size())
-    marks = torch.zeros(max(last, end) // unit, dtype=torch.bool)
+    if (size := max(last, end) // unit) > MOST:
+        return True
+    marks = torch.zeros(size, dtype=torch.bool)
     _elements(marks, ours, unit).fill_(True)
     return bool(_elements(marks, theirs, unit).any())
 
