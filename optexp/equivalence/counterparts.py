@@ -80,12 +80,13 @@ class Counterparts:
         state: of the step, which may keep what updates need by itself; None where it keeps nothing
         """
         if seen["flag/apart"]:
-            seen = {name: tensor for name, tensor in seen.items() if name in baseline or not _counted(name)}
             laid_out = {
                 name for name, tensor in seen.items() if _key(name) and _is_laid_out(tensor, baseline.get(name))
             }
-            seen |= {name: seen[name].reshape(baseline[name].shape) for name in laid_out}
+            seen = seen | {name: seen[name].reshape(baseline[name].shape) for name in laid_out}
         ours, theirs = _families(seen), _families(baseline)
+        if seen["flag/apart"]:  # after families, as state in lists is counted
+            seen = {name: tensor for name, tensor in seen.items() if name in baseline or not _counted(name)}
         more = {key: held for key, held in ours.items() if key not in theirs}
         lacking = {key: held for key, held in theirs.items() if key not in ours}
         if not more and not lacking:

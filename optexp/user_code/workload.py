@@ -213,7 +213,8 @@ class UserWorkload(Workload):
             self.remarks.append("train_step is not used, because mode is not train")
         loss = scalar(criterion(self)) if trains and not own_step else None
         given = self.optimizer is not None or parts.optimizer is not None
-        optimizer = None if not learns else new_optimizer(self, model) if given or not own_step else NotCalled()
+        with InFloat64() if dtype is torch.float64 else nullcontext():  # it may make its state now
+            optimizer = None if not learns else new_optimizer(self, model) if given or not own_step else NotCalled()
         if optimizer is not None and not own_step and any(other_tensors(optimizer, model)):
             raise NoReference(OTHERS)
         for code in (own_step, parts.loss if trains else None):

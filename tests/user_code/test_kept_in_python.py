@@ -89,3 +89,46 @@ def test_weights_that_each_step_derives_are_not_kept(tmp_path: Path) -> None:
     target = f"strategy.replace.target={tmp_path / 'mine.py'}:Same"
     result = run(tmp_path, path, "strategy=replace", target, "verify=only", "workload.mode=forward_backward")
     assert result.verdict is Verdict.VERIFIED, result.headline
+
+
+FLAT = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)))
+
+class Same(Model):
+    pass
+
+class FlatMomentum(torch.optim.Optimizer):
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+        self.held = torch.zeros(sum(p.numel() for p in self.param_groups[0]["params"]))
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        (group,) = self.param_groups
+        sizes = [p.numel() for p in group["params"]]
+        self.held.lerp_(torch.cat([p.grad.flatten() for p in group["params"]]), 0.1)
+        for p, change in zip(group["params"], self.held.split(sizes)):
+            p.sub_(group["lr"] * change.view_as(p))
+
+def get_optimizer(params):
+    return FlatMomentum(params)
+
+def get_inputs():
+    return [torch.randn(4, 8), torch.randint(4, (4,))]
+
+def loss(outputs, batch):
+    return nn.functional.cross_entropy(outputs, batch[1])
+"""
+
+
+def test_state_that_an_optimizer_makes_at_once_is_float64_in_the_reference(tmp_path: Path) -> None:
+    path = written(tmp_path, FLAT)
+    target = f"strategy.replace.target={tmp_path / 'mine.py'}:Same"
+    result = run(tmp_path, path, "strategy=replace", target, "verify=only", "workload.mode=train")
+    assert result.verdict is Verdict.VERIFIED, result.headline
