@@ -146,8 +146,9 @@ def _check_rates(
     """
     expected = yardstick.call(Arm.rates_of_steps)
     rates = candidate.call(Arm.rates_of_steps, steps=len(expected))
-    most = max((abs(rate) for each in expected for rate in each), default=0.0)
-    for step, (ours, theirs) in enumerate(zip(rates, expected, strict=True), start=1):
+    most = max((abs(rate) for _, left in expected for rate in left), default=0.0)
+    for step, (mine, others) in enumerate(zip(rates, expected, strict=True), start=1):
+        ours, theirs = (mine[0], others[0]) if mine[0] and others[0] else (mine[1], others[1])
         if any(abs(one - other) > APART * most for one, other in zip(ours, theirs, strict=False)):
             text = f"learning rates are {ours}, the baseline's {theirs}"
             _fail(case, found, [replace(broken("rates", text), step=step)], f"after {step} steps")

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from optexp.equivalence.observation import Observation
-from optexp.equivalence.optimizer_rules import LATER, RULE
+from optexp.equivalence.optimizer_rules import CALLED, LATER, RULE
 from optexp.equivalence.schedules import TOGETHER
 from optexp.equivalence.tensor_math import identical, rms
 
@@ -38,12 +38,14 @@ class Footprint:
     state:   the same of optimizer state, whose names two optimizers need not share
     numbers: hyperparameters of optimizers after it, by group and key
     sizes:   RMS of what it changed, by parameter and buffer
+    called:  hyperparameters that its optimizer was called with; empty where that is not known
     """
 
     changed: str
     state: str
     numbers: dict[str, float]
     sizes: dict[str, float] = field(default_factory=dict)
+    called: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, seen: Observation) -> Footprint:
@@ -53,7 +55,8 @@ class Footprint:
         changed = {name for name, t in before.items() if (now := after[name]) is None or not identical(t, now)}
         state = {name for name in changed if name.startswith("before/optimizer/")}
         changed |= {name for name in seen if name.startswith("remembers/")}
-        return cls(_hash(changed - state), _hash(state), _numbers(seen), _sizes(before, after))
+        numbers, called = _numbers(seen, RULE), _numbers(seen, CALLED)
+        return cls(_hash(changed - state), _hash(state), numbers, _sizes(before, after), called)
 
     @property
     def kind(self) -> tuple[str, str]:
@@ -65,8 +68,9 @@ class Footprint:
         return self.changed != other.changed or self.computes_otherwise(other)
 
     def computes_otherwise(self, other: Footprint) -> bool:
-        """Whether it leaves other hyperparameters."""
-        ours, theirs = self.numbers, other.numbers
+        """Whether it computes with other hyperparameters or, where that is not known of both, leaves others."""
+        known = self.called and other.called
+        ours, theirs = (self.called, other.called) if known else (self.numbers, other.numbers)
         return not all(isclose(ours[key], theirs[key], rel_tol=CLOSE) for key in ours.keys() & theirs.keys())
 
     def later_rates(self) -> dict[str, list[float]]:
@@ -160,10 +164,10 @@ def _after(name: str) -> str:
     return kind if kind.startswith("buffer/") else f"after/{kind}"
 
 
-def _numbers(seen: Mapping[str, Any]) -> dict[str, float]:
-    if RULE not in seen:
+def _numbers(seen: Mapping[str, Any], rule: str) -> dict[str, float]:
+    if rule not in seen:
         return {}
-    groups, others = json.loads(bytes(seen[RULE].tolist()))[2:4]
+    groups, others = json.loads(bytes(seen[rule].tolist()))[2:4]
     held = {f"group{index}": numbers for index, (_, numbers) in enumerate(groups)}
     held |= {f"{name}/{index}": each for name, (_, every) in others.items() for index, each in enumerate(every)}
     found = {f"{owner}/{key}": values for owner, numbers in held.items() for key, values in numbers.items()}

@@ -12,7 +12,8 @@ memory/<name>          of `Program.step_state`, packed, before: only what is no 
 remembers/<name>       of `Program.step_state`, packed, before and after: only what the step changed
 keeps/<name>           of `Program.keeps`, packed, before: only what is no longer as it was at first
 moves/<name>           of `Program.keeps`, packed, before and after: only what the step changed
-rule                   of the optimizer as it was called (see `optexp.equivalence.optimizer_rules`)
+rule                   of the optimizer after the step (see `optexp.equivalence.optimizer_rules`)
+rule called            of the optimizer as it was called, where that is known
 flag/inputs_intact     1 where the step left its batch as it was
 flag/plain             1 where outputs and gradients are plain tensors, without attributes
 flag/device            for each output, by name: 1 where it lies on the program's device
@@ -45,7 +46,7 @@ from torch import Tensor
 from optexp.equivalence import randomness
 from optexp.equivalence.checksums import compact
 from optexp.equivalence.noise import noisy
-from optexp.equivalence.optimizer_rules import RULE, calls, rule
+from optexp.equivalence.optimizer_rules import CALLED, RULE, calls, rule
 from optexp.equivalence.poison import hold, poison, scribble
 from optexp.equivalence.process_state import unlike
 from optexp.equivalence.reassociation import Reassociated
@@ -182,7 +183,8 @@ def _state_after(
         seen |= {f"changed/{name}": torch.tensor(1, dtype=torch.uint8) for name in changed}
     elif in_full:
         after = {name: tensor for name, tensor in program.state().items() if not name.startswith("buffer/")}
-        seen |= {f"after/{name}": _copy(tensor) for name, tensor in after.items()} | {RULE: rule(program, called)}
+        seen |= {f"after/{name}": _copy(tensor) for name, tensor in after.items()} | {RULE: rule(program)}
+        seen |= {CALLED: rule(program, called)} if called else {}
     elif in_part and program.own_step:
         after = {name: tensor for name, tensor in program.state().items() if name.startswith("param/")}
         seen |= {f"after/{name}": _copy(tensor) for name, tensor in after.items()}

@@ -22,7 +22,8 @@ from optexp.program.counters import PREFIX, still
 from optexp.records.verification import Finding, broken
 
 OF_GROUPS = "optimizer/group"  # of names of hyperparameters that a step changes
-RULE = "rule"  # prefix of an observation's name, and a finding's
+RULE = "rule"  # prefix of an observation's name, and a finding's: of hyperparameters that a step leaves
+CALLED = f"{RULE} called"  # of those that its optimizer was called with, where that is known
 HOW = {"foreach", "fused", "capturable", "differentiable"}  # options of the implementation, and of no result
 WITHOUT_DECAY, WITHOUT_MOMENTUM = {"decoupled_weight_decay"}, {"dampening", "nesterov"}  # that these have a meaning
 EXACT = 1e-12  # relative: schedules compute one rate in other orders
@@ -87,7 +88,7 @@ def rule(program: Program, called: Sequence[Mapping[str, Any]] = ()) -> Tensor:
 
     Beside them those of other optimizers and of schedules that a user's step names, by group.
 
-    called: hyperparameters that it was called with; else the present ones are taken
+    called: hyperparameters that it was called with, in place of the present ones
     """
     assert program.optimizer is not None
     aliases = {parameter: alias.name for alias, parameter in program.parameters()}
@@ -104,8 +105,8 @@ def rule(program: Program, called: Sequence[Mapping[str, Any]] = ()) -> Tensor:
 
 
 def shown(seen: Mapping[str, Tensor]) -> set[str]:
-    """Names of hyperparameters of the program's own optimizer that an observation's rule holds."""
-    kind, _, groups, *_ = json.loads(bytes(seen[RULE].tolist())) if RULE in seen else ("", (), ())
+    """Names of hyperparameters that the program's own optimizer was called with, where that is known."""
+    kind, _, groups, *_ = json.loads(bytes(seen[CALLED].tolist())) if CALLED in seen else ("", (), ())
     named = {f"{OF_GROUPS}{index}/{key}" for index, (_, numbers) in enumerate(groups) for key in numbers}
     return named if kind != NotCalled.__qualname__ else set()
 
@@ -130,7 +131,8 @@ def unlike_rules(seen: Mapping[str, Tensor], baseline: Mapping[str, Tensor]) -> 
     """
     if RULE not in seen or RULE not in baseline:
         return
-    ours, theirs = (json.loads(bytes(arm[RULE].tolist())) for arm in (seen, baseline))
+    known = CALLED if CALLED in seen and CALLED in baseline else RULE  # a replayed or compiled step tells no call
+    ours, theirs = (json.loads(bytes(arm[known].tolist())) for arm in (seen, baseline))
     yield from _of_optimizers(ours, theirs)
     for name, (kind, groups) in ours[3].items():
         other, expected = theirs[3].get(name, ("", []))

@@ -296,19 +296,21 @@ class Checks(Timing):
         with self.quiet():
             return repeats(self.program, self.fresh[0], self.initial, times)
 
-    def rates_of_steps(self, steps: int | None = None) -> list[list[float]]:
-        """The learning rates of each of the first steps, from the restored state on.
+    def rates_of_steps(self, steps: int | None = None) -> list[tuple[list[float], list[float]]]:
+        """The learning rates that each of the first steps calls its optimizer with, where that is known, and those that
+        it leaves, from the restored state on.
 
         steps: their number; None for as many as there is time for
         """
         self.restore()
-        found, limit = list[list[float]](), clock.on_core() + RATES_S
+        found, limit = list[tuple[list[float], list[float]]](), clock.on_core() + RATES_S
         with self.quiet():
             run = self.runner()
             while len(found) < (steps or STEPS) and (steps or clock.on_core() < limit):
                 with calls(self.program) as called:
                     run()
-                found.append([float(group["lr"]) for group in called or self.rates.groups])
+                used, left = ([float(group["lr"]) for group in groups] for groups in (called, self.rates.groups))
+                found.append((used, left))
         self.program.feed.pause()
         return found
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from optexp.equivalence.optimizer_rules import RULE, rule, unlike_rules
+from optexp.equivalence.optimizer_rules import CALLED, RULE, rule, unlike_rules
 from optexp.program import Program
 from optexp.workloads.module import Module
 
@@ -73,6 +73,16 @@ def test_numbers_without_a_meaning_are_not_compared(net):
     moving = made(net, torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5)
     expected = made(net, torch.optim.SGD, lr=0.1, momentum=0.9)
     assert [finding.tensor for finding in unlike_rules(moving, expected)] == [f"{RULE}/dampening"]
+
+
+def test_hyperparameters_of_calls_are_compared_where_both_arms_tell_them(net):
+    """A compiled step and a replayed one tell none: rates that both leave are compared then."""
+    early, late = (made(net, torch.optim.SGD, lr=rate)[RULE] for rate in (0.1, 0.05))
+    noted, silent = {RULE: late, CALLED: early}, {RULE: late}
+    assert not [*unlike_rules(silent, noted)]
+    assert not [*unlike_rules(noted, silent)]
+    assert not [*unlike_rules({RULE: early, CALLED: early}, noted)], "the next step's rate, set after this one"
+    assert [finding.tensor for finding in unlike_rules({RULE: late, CALLED: late}, noted)] == [f"{RULE}/lr"]
 
 
 def test_a_rate_that_a_schedule_multiplied_in_float32_is_the_same(net):
