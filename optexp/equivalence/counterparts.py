@@ -205,7 +205,7 @@ def _families(seen: Observation) -> dict[str, Family]:
 
 
 def _of_all(held: Family, owners: Sequence[str], seen: Observation) -> bool:
-    """Whether a list holds one tensor for each parameter, with the parameter's shape."""
+    """Whether a list has an entry of equal shape for each parameter."""
     return all(
         (slot := held.get(f"after/{owner}")) is not None and slot.tensor.shape == seen[f"before/param/{owner}"].shape
         for owner in owners
@@ -226,7 +226,7 @@ def _counted(name: str) -> bool:
 
 
 def _fit(ours: Family, theirs: Family) -> bool:
-    """Whether both cover the same parameters after the step, with equal shapes. Before the step one may be absent."""
+    """Whether both have entries of equal shape for the same parameters after the step. Entries before it may lack."""
     after = [{place for place in held if place.startswith("after/")} for held in (ours, theirs)]
     common = ours.keys() & theirs.keys()
     return after[0] == after[1] and all(ours[place].tensor.shape == theirs[place].tensor.shape for place in common)
@@ -266,7 +266,7 @@ def _before_and_after(seen: Observation) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def _is_laid_out(ours: Tensor, theirs: Tensor | None) -> bool:
-    """Whether two tensors differ in dimensions of one element, as sums with and without `keepdim` do."""
+    """Whether shapes differ by dimensions of size 1 alone, as those of sums with and without `keepdim`."""
     return theirs is not None and ours.shape != theirs.shape and ours.squeeze().shape == theirs.squeeze().shape
 
 

@@ -21,7 +21,7 @@ from optexp.program import NotCalled, Program
 from optexp.program.counters import PREFIX, still
 from optexp.records.verification import Finding, broken
 
-OF_GROUPS = "optimizer/group"  # of names of hyperparameters that a step changes
+OF_GROUPS = "optimizer/group"  # prefix of a changed hyperparameter's name
 RULE = "rule"  # prefix of an observation's name, and a finding's: of hyperparameters that a step leaves
 CALLED = f"{RULE} called"  # of those that its optimizer was called with, where that is known
 HOW = {"foreach", "fused", "capturable", "differentiable"}  # options of the implementation, and of no result
@@ -106,9 +106,8 @@ def rule(program: Program, called: Sequence[Mapping[str, Any]] = ()) -> Tensor:
 
 def shown(seen: Mapping[str, Tensor]) -> set[str]:
     """Names of hyperparameters that the program's own optimizer was called with, where that is known."""
-    kind, _, groups, *_ = json.loads(bytes(seen[CALLED].tolist())) if CALLED in seen else ("", (), ())
-    named = {f"{OF_GROUPS}{index}/{key}" for index, (_, numbers) in enumerate(groups) for key in numbers}
-    return named if kind != NotCalled.__qualname__ else set()
+    groups = json.loads(bytes(seen[CALLED].tolist()))[2] if CALLED in seen else ()
+    return {f"{OF_GROUPS}{index}/{key}" for index, (_, numbers) in enumerate(groups) for key in numbers}
 
 
 def _numbers(group: Mapping[str, Any]) -> Numbers:
