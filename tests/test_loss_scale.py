@@ -31,8 +31,10 @@ CPU = torch.device("cpu")
 class Steep(Mlp):
     """Gradients overflow float16 until the scale has fallen eight times."""
 
+    factor = 4e3
+
     def loss(self, output, batch):
-        return nn.functional.mse_loss(output, batch[-1]) * 4e3
+        return nn.functional.mse_loss(output, batch[-1]) * self.factor
 
 
 class OwnScale(Strategy):
@@ -73,13 +75,16 @@ def test_the_scale_has_settled_when_an_arm_is_ready() -> None:
     assert program.scaler.get_scale() == settled
 
 
-def test_without_an_optimizer_it_leaves_room_for_other_batches() -> None:
+@pytest.mark.parametrize("factor", [1e-3, 1e3, 1.4e3, 2e3, 2.8e3, 4e3])
+def test_without_an_optimizer_it_leaves_room_for_other_batches(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Steep, "factor", factor)
     program = arm("forward_backward").program
-    assert program.scaler is not None
+    scaler = program.scaler
+    assert scaler is not None
+    assert scaler.get_scale() <= 2**16
+    scaler.update(scaler.get_scale() * 3.9)
     program.run()
-    largest = max(float(p.grad.abs().max()) for p in program.model.parameters())
-    assert largest < torch.finfo(torch.float16).max / 2
-    assert program.scaler.get_scale() < 2**14
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in program.model.parameters())
 
 
 @pytest.mark.parametrize("mode", ["forward_backward", "train"])

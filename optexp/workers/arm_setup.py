@@ -37,7 +37,7 @@ from optexp.workers.spec import Spec
 
 MOST_OVERFLOWS = 40  # steps in which a loss scale may fall
 BUILT_IN = ("torch.", "builtins")  # modules of optimizers that do the same in each step, and of none
-HEADROOM = 4.0  # by how much, where no optimizer ever lets it fall again: other batches have larger gradients
+HEADROOM = 4.0  # of a loss scale that no optimizer ever lets fall again: other batches have larger gradients
 
 
 @dataclass(frozen=True)
@@ -224,11 +224,13 @@ class Built(Compiled):
 
     def _settle_scale(self) -> None:
         """Let the loss scale fall until no step overflows; it starts from there. A check would find skipped steps, or
-        gradients that are not finite where no optimizer lets it fall."""
+        gradients that are not finite where no optimizer lets it fall: there it keeps HEADROOM below an overflow."""
         scaler = self.program.scaler
         if scaler is None:
             return
         clean, learns = 0, self.program.optimizer is not None
+        if not learns:
+            scaler.update(scaler.get_scale() * HEADROOM)
         for _ in range(MOST_OVERFLOWS):
             before = scaler.get_scale()
             self.run()
@@ -237,6 +239,8 @@ class Built(Compiled):
             clean = clean + 1 if scaler.get_scale() >= before else 0
             if clean == len(self.batches):
                 break
+        if not learns:
+            scaler.update(scaler.get_scale() / HEADROOM)
         self.initial.values["scaler/scale"] = self.program.state()["scaler/scale"].clone()
         self.restore()
         self.program.feed.pause()
