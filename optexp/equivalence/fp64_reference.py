@@ -38,6 +38,7 @@ class Fp64Reference:
     initial:     the state that all arms start from, in the arms' dtype
     source:      draws the batches;  feed: that of the arms' program
     drawn:       the set that was drawn last;  begins_with: Python state of the next step
+    registered:  tensors that it begins with, and that the initial state lacks
     results:     of that set; replaced by an empty object as soon as they hold no longer
     """
 
@@ -114,6 +115,7 @@ class Fp64Reference:
 
     def _begin(self, drawn: DrawnSet) -> None:
         self.drawn, self.results, self.begins_with = drawn, Fp64Results(), PythonState()
+        self.registered: Observation = {}
 
     def turn_parameters(self) -> None:
         """Turn the parameters that all arms begin with."""
@@ -121,8 +123,12 @@ class Fp64Reference:
         self.results = Fp64Results()
 
     def adopt(self, baseline: Mapping[str, Tensor]) -> None:
-        """Begin the next steps with the Python state that the baseline's step began with."""
+        """Begin the next steps with the Python state that the baseline's step began with, and with its new tensors.
+
+        An arm that registers a buffer before its first step, as a capture does, tells of no change.
+        """
         self.begins_with = PythonState(unpacked("memory", baseline), unpacked("keeps", baseline))
+        self.registered = {name: tensor for name, tensor in before(baseline).items() if name not in self.initial}
 
     def follow(self, parameters: Iterable[str]) -> None:
         """Return these parameters after each step, too."""
@@ -241,7 +247,7 @@ class Fp64Reference:
 
     def start_of(self, index: int, seen: Observation) -> Mapping[str, Tensor]:
         """The state that an arm started a step from."""
-        own = before(seen)
+        own = self.registered | before(seen)
         return self.initial if index == 0 or not own else self.initial | own
 
     @torch.no_grad()
