@@ -10,6 +10,14 @@ import torch
 from torch import Tensor
 
 ROUNDED = 16  # of 256 results as many are rounded up and as many down: RMS 0.35 of a last bit, as rounding has
+NARROW = {torch.bfloat16, torch.float16}
+# Of results whose last bits are zero nothing was lost: counts, masks, indices stay what they are.
+BITS = {
+    torch.float64: (torch.int64, 2**20 - 1),
+    torch.float32: (torch.int32, 2**8 - 1),
+    torch.bfloat16: (torch.int16, 2**3 - 1),
+    torch.float16: (torch.int16, 2**4 - 1),
+}
 LEAST, ROOM = 2**16, 4  # elements of a pool, and how often the largest tensor so far has place in it
 
 

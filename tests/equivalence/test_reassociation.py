@@ -141,7 +141,7 @@ def test_custom_functions_and_integers_are_left_alone() -> None:
 
 def test_runs_take_tf32_operands_as_different_kernels_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounded to nearest in the first run, cut in the second, by the product in all others."""
-    monkeypatch.setattr("optexp.equivalence.reassociation._tf32_convolutions", lambda x: True)
+    monkeypatch.setattr("optexp.equivalence.tf32_operands.in_convolutions", lambda x: True)
     x, w = drawn(2, 16, 32, 32).abs(), drawn(8, 16, 3, 3).abs()
     exact, shift = F.conv2d(x.double(), w.double()), list[float]()
     for seed in range(1, RUNS + 1):
