@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,20 +23,26 @@ def in_convolutions(x: Tensor) -> bool:
     return x.is_cuda and x.dtype is torch.float32 and bool(backends.cudnn.conv.fp32_precision == "tf32")
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def whole(tensor: Tensor) -> Tensor:
+    """The operand itself, as kernels without TF32 take it."""
     return tensor
 
 
-def _nearest(tensor: Tensor) -> Tensor:
+def nearest(tensor: Tensor) -> Tensor:
     """Rounded to TF32's 10 bits, as cuDNN and cuBLAS do."""
     return ((tensor.view(torch.int32) + 2**12) & -(2**13)).view(torch.float32)
 
 
-def _cut(tensor: Tensor) -> Tensor:
+def cut(tensor: Tensor) -> Tensor:
     """The first 10 bits, which tensor cores read of a float32 that nobody rounds, as in Triton: smaller by 3e-4 in the
     mean, in all elements alike."""
     return (tensor.view(torch.int32) & -(2**13)).view(torch.float32)
 
 
 # Functions that a reassociated run chooses from, by its number.
-BY_RUN = ((_nearest,), (_cut,), (_whole, _nearest, _cut), (_whole, _nearest, _cut))
+BY_RUN: Sequence[Sequence[Callable[[Tensor], Tensor]]] = (
+    (nearest,),
+    (cut,),
+    (whole, nearest, cut),
+    (whole, nearest, cut),
+)
