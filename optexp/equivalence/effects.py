@@ -8,7 +8,8 @@ from torch import Tensor
 
 from optexp.equivalence.gates import structure
 from optexp.equivalence.observation import Observation, unpacked
-from optexp.equivalence.optimizer_rules import LEFT, RULE
+from optexp.equivalence.optimizer_rules import LEFT
+from optexp.equivalence.rule import RULE
 from optexp.equivalence.tensor_math import alike, finite, identical
 from optexp.errors import NoReference
 from optexp.program.counters import is_counted

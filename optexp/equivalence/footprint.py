@@ -4,18 +4,17 @@ Consecutive first steps do not show it; the steps that do are judged by all gate
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import islice
 from math import isclose
-from typing import Any
 
 from torch import Tensor
 
 from optexp.equivalence.observation import Observation
-from optexp.equivalence.optimizer_rules import CALLED, LATER, RULE
+from optexp.equivalence.optimizer_rules import LATER
+from optexp.equivalence.rule import CALLED, RULE, Rule
 from optexp.equivalence.schedules import TOGETHER
 from optexp.equivalence.tensor_math import identical, rms
 
@@ -164,12 +163,12 @@ def _after(name: str) -> str:
     return kind if kind.startswith("buffer/") else f"after/{kind}"
 
 
-def _numbers(seen: Mapping[str, Any], rule: str) -> dict[str, float]:
-    if rule not in seen:
+def _numbers(seen: Observation, name: str) -> dict[str, float]:
+    rule = Rule.unpacked(seen, name)
+    if rule is None:
         return {}
-    groups, others = json.loads(bytes(seen[rule].tolist()))[2:4]
-    held = {f"group{index}": numbers for index, (_, numbers) in enumerate(groups)}
-    held |= {f"{name}/{index}": each for name, (_, every) in others.items() for index, each in enumerate(every)}
+    held = {f"group{index}": group.numbers for index, group in enumerate(rule.groups)}
+    held |= {f"{of}/{index}": each for of, beside in rule.beside.items() for index, each in enumerate(beside.groups)}
     found = {f"{owner}/{key}": values for owner, numbers in held.items() for key, values in numbers.items()}
-    real = {key: [v for v, _ in values if isinstance(v, (int, float))] for key, values in found.items()}
+    real = {key: [n.value for n in values if isinstance(n.value, (int, float))] for key, values in found.items()}
     return {f"{key}/{place}": float(v) for key, values in real.items() for place, v in enumerate(values)}

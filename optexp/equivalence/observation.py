@@ -46,10 +46,10 @@ from torch import Tensor
 from optexp.equivalence import randomness
 from optexp.equivalence.checksums import compact
 from optexp.equivalence.noise import noisy
-from optexp.equivalence.optimizer_rules import CALLED, RULE, calls, rule
 from optexp.equivalence.poison import hold, poison, scribble
 from optexp.equivalence.process_state import unlike
 from optexp.equivalence.reassociation import Reassociated
+from optexp.equivalence.rule import CALLED, RULE, Rule, calls
 from optexp.equivalence.tensor_math import alike, identical
 from optexp.program import Batch, Outputs, Packed, Program, Remembered, Snapshot, gradients, tensors_of
 from optexp.python_state.records import Table
@@ -183,8 +183,8 @@ def _state_after(
         seen |= {f"changed/{name}": torch.tensor(1, dtype=torch.uint8) for name in changed}
     elif in_full:
         after = {name: tensor for name, tensor in program.state().items() if not name.startswith("buffer/")}
-        seen |= {f"after/{name}": _copy(tensor) for name, tensor in after.items()} | {RULE: rule(program)}
-        seen |= {CALLED: rule(program, called)} if called else {}
+        seen |= {f"after/{name}": _copy(tensor) for name, tensor in after.items()} | {RULE: Rule.of(program).packed()}
+        seen |= {CALLED: Rule.of(program, called).packed()} if called else {}
     elif in_part and program.own_step:
         after = {name: tensor for name, tensor in program.state().items() if name.startswith("param/")}
         seen |= {f"after/{name}": _copy(tensor) for name, tensor in after.items()}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
 
-from optexp.equivalence.optimizer_rules import LATER, RULE
+from optexp.equivalence.optimizer_rules import LATER
+from optexp.equivalence.rule import RULE, Rule
 from optexp.records.verification import Finding, broken
 
 STEPS = 4096  # whose rates are looked at
@@ -20,9 +20,14 @@ Schedule = tuple[str, list[float]]  # its class; of each `TOGETHER` steps the me
 
 def schedules(seen: Mapping[str, Tensor]) -> dict[str, Schedule]:
     """Schedules whose later rates are known, by name."""
-    others = json.loads(bytes(seen[RULE].tolist()))[3] if RULE in seen else {}
-    known = {name: (kind, groups[0][LATER]) for name, (kind, groups) in others.items() if groups and LATER in groups[0]}
-    return {name: (kind, [rate for rate, _ in rates]) for name, (kind, rates) in known.items()}
+    rule = Rule.unpacked(seen)
+    known = {name: held for name, held in rule.beside.items() if held.groups} if rule is not None else {}
+    rates = {name: held.groups[0].get(LATER, ()) for name, held in known.items()}
+    return {
+        name: (known[name].kind, [rate.value for rate in held if isinstance(rate.value, (int, float))])
+        for name, held in rates.items()
+        if held
+    }
 
 
 def unlike_schedules(seen: Mapping[str, Tensor], baseline: Mapping[str, Tensor]) -> Iterator[Finding]:

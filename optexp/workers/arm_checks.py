@@ -15,10 +15,10 @@ from optexp.equivalence.late_counts import JUDGED, SEEN, Counts, Paces
 from optexp.equivalence.missed import End
 from optexp.equivalence.noise import disturbed
 from optexp.equivalence.observation import Observation, observed, overwritten, repeats
-from optexp.equivalence.optimizer_rules import calls
 from optexp.equivalence.parting import Passed, watched
 from optexp.equivalence.perturbation import move_parameters
 from optexp.equivalence.poison import stain
+from optexp.equivalence.rule import calls
 from optexp.equivalence.schedules import STEPS
 from optexp.equivalence.step_digest import Digest, digest
 from optexp.equivalence.trajectory import RATES

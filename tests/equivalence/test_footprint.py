@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import torch
 
 from optexp.equivalence.footprint import Footprint, to_judge
+from optexp.equivalence.rule import RULE, Beside, Group, Number, Rule
 
 
 def walk(names: str, rates: Sequence[float] = (), state: str = "") -> list[Footprint]:
@@ -52,13 +52,14 @@ def test_a_change_of_another_size_is_judged() -> None:
 
 
 def test_what_a_step_changes() -> None:
-    rule = ["SGD", ["lr"], [[["w"], {"lr": [[0.1, 0.0]]}]], {"schedule": ["StepLR", [{"gamma": [[0.5, 0.0]]}]]}]
+    beside = {"schedule": Beside("StepLR", [{"gamma": [Number(0.5)]}])}
+    rule = Rule("SGD", ["lr"], [Group(["w"], {"lr": [Number(0.1)]})], beside, [], [])
     seen = {
         "before/param/w": torch.zeros(2),
         "after/param/w": torch.ones(2),
         "before/buffer/b": torch.zeros(2),
         "buffer/b": torch.zeros(2),
-        "rule": torch.frombuffer(bytearray(json.dumps(rule).encode()), dtype=torch.uint8),
+        RULE: rule.packed(),
     }
     found = Footprint.of(seen)
     moved = {"before/optimizer/w/slow": torch.zeros(2), "after/optimizer/w/slow": torch.ones(2)}

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
 
-from optexp.equivalence.optimizer_rules import CALLED, RULE, rule, unlike_rules
+from optexp.equivalence.optimizer_rules import unlike_rules
+from optexp.equivalence.rule import CALLED, RULE, Rule
 from optexp.program import Program
 from optexp.workloads.module import Module
 
@@ -52,7 +54,7 @@ def made(net: type, kind: type[torch.optim.Optimizer], **numbers: Any) -> Mappin
     program = net(mode="train").build(torch.device("cpu"), torch.float32, 7)
     optimizer = kind(program.model.parameters(), **numbers)
     object.__setattr__(program, "optimizer", optimizer)
-    return {RULE: rule(program)}
+    return {RULE: Rule.of(program).packed()}
 
 
 def test_numbers_of_two_classes(net):
@@ -125,7 +127,9 @@ def test_numbers_of_other_optimizers_and_of_schedules_are_compared(tmp_path: Pat
     def seen(text: str) -> Mapping[str, Tensor]:
         path = tmp_path / "port.py"
         path.write_text(text)
-        return {RULE: rule(Module(path=str(path), mode="train").build(torch.device("cpu"), torch.float32, 7))}
+        return {
+            RULE: Rule.of(Module(path=str(path), mode="train").build(torch.device("cpu"), torch.float32, 7)).packed()
+        }
 
     plain = seen(SECOND)
     assert not [*unlike_rules(seen(SECOND), plain)]
@@ -136,3 +140,14 @@ def test_numbers_of_other_optimizers_and_of_schedules_are_compared(tmp_path: Pat
     )
     (late,) = unlike_rules(seen(halved.replace("640", "672")), seen(halved))
     assert late.message == "rates of later steps of schedule is 0.1, the baseline's 0.05"
+
+
+def test_a_rule_travels_whole(net: type) -> None:
+    """Numbers beyond 64 bits, NaN, flags, texts and NumPy's numbers are told as they are, or as texts."""
+    numbers = {"seed": 2**70, "rate": float("nan"), "nesterov": True, "kind": "plain", "share": numpy.float64(0.5)}
+    program = having(**numbers)(net(mode="train").build(torch.device("cpu"), torch.float32, 7))
+    rule = Rule.unpacked({RULE: Rule.of(program).packed()})
+    assert rule is not None
+    told = {key: held[0].value for key, held in rule.groups[0].numbers.items()}
+    assert (told["seed"], told["nesterov"], told["kind"], told["share"]) == (str(2**70), True, "plain", 0.5)
+    assert told["rate"] != told["rate"]
