@@ -13,7 +13,6 @@ from torch import Tensor
 from optexp.equivalence.checksums import LARGE
 from optexp.equivalence.drawn_set import DrawnSet, Fp64Results, PythonState
 from optexp.equivalence.dropout import NoDropout, silence
-from optexp.equivalence.float64 import InFloat64, widened
 from optexp.equivalence.input_source import InputSource
 from optexp.equivalence.observation import Observation, unpacked
 from optexp.equivalence.other_changes import OtherChanges
@@ -22,6 +21,7 @@ from optexp.equivalence.tensor_math import chunks, identical, name_of
 from optexp.equivalence.trajectory import Rates
 from optexp.errors import NoReference
 from optexp.program import Batch, Outputs, gradients, keeping, map_batch, tensors_of
+from optexp.support.float64 import InFloat64, widened
 from optexp.support.memory_plan import give_back
 from optexp.support.sparse import is_sparse
 from optexp.workload import Workload

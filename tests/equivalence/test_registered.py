@@ -18,7 +18,6 @@ from optexp.workers.reference import Reference
 from optexp.workers.spec import Spec
 from optexp.workloads.module import Module
 
-
 REGISTERS = """
 import torch
 from torch import nn
