@@ -254,10 +254,10 @@ class Fp64Reference:
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Bring the fp64 program to `state`, and to the Python state that was adopted last."""
         step_state, optimizer = self.program.step_state, self.program.optimizer
-        if step_state is not None:
-            step_state.write({**step_state.first, **step_state.unpack(self.begins_with.step)})
         if self.program.keeps is not None:
             self.program.keeps.adopt(self.begins_with.model)
+        if step_state is not None:  # afterwards: it may hold handles of the model's hooks
+            step_state.write({**step_state.first, **step_state.unpack(self.begins_with.step)})
         self.program.register(state)
         self.program.put(state)
         groups = optimizer.param_groups if step_state is not None and optimizer is not None else ()
