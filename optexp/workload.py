@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from optexp.errors import ConfigError, Unsupported
 from optexp.program import STEPS, Batch, Feed, Program, ResidentFeed, Step, keeping, map_batch, placed, prime
 from optexp.schema import choice
+from optexp.support.float64 import InFloat64
 
 if TYPE_CHECKING:
     from optexp.export.inlining import Inliner
@@ -218,15 +219,17 @@ class Workload(ABC):
         model = placed(self.model(), device, dtype)
         trains = self.mode != "forward"
         model.train(trains)
-        program = Program(
-            model=model,
-            step=self.step(),
-            feed=self.feed(device, dtype),
-            loss=self.loss if trains else None,
-            targets=self.targets,
-            optimizer=self.optimizer(model) if self.mode == "train" else None,
-        )
-        prime(program)
+        feed = self.feed(device, dtype)
+        with InFloat64() if dtype is torch.float64 else nullcontext():  # an optimizer makes its state at once, or later
+            program = Program(
+                model=model,
+                step=self.step(),
+                feed=feed,
+                loss=self.loss if trains else None,
+                targets=self.targets,
+                optimizer=self.optimizer(model) if self.mode == "train" else None,
+            )
+            prime(program)
         return keeping(program)
 
 

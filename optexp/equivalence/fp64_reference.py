@@ -13,7 +13,6 @@ from torch import Tensor
 from optexp.equivalence.checksums import LARGE
 from optexp.equivalence.drawn_set import DrawnSet, Fp64Results, PythonState
 from optexp.equivalence.dropout import NoDropout, silence
-from optexp.equivalence.float64 import InFloat64, widened
 from optexp.equivalence.input_source import InputSource
 from optexp.equivalence.observation import Observation, unpacked
 from optexp.equivalence.other_changes import OtherChanges
@@ -22,6 +21,7 @@ from optexp.equivalence.tensor_math import chunks, identical, name_of
 from optexp.equivalence.trajectory import Rates
 from optexp.errors import NoReference
 from optexp.program import Batch, Outputs, gradients, keeping, map_batch, tensors_of
+from optexp.support.float64 import InFloat64, widened
 from optexp.support.memory_plan import give_back
 from optexp.support.sparse import is_sparse
 from optexp.workload import Workload
@@ -254,10 +254,10 @@ class Fp64Reference:
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Bring the fp64 program to `state`, and to the Python state that was adopted last."""
         step_state, optimizer = self.program.step_state, self.program.optimizer
-        if step_state is not None:
-            step_state.write({**step_state.first, **step_state.unpack(self.begins_with.step)})
         if self.program.keeps is not None:
             self.program.keeps.adopt(self.begins_with.model)
+        if step_state is not None:  # afterwards: it may hold handles of the model's hooks
+            step_state.write({**step_state.first, **step_state.unpack(self.begins_with.step)})
         self.program.register(state)
         self.program.put(state)
         groups = optimizer.param_groups if step_state is not None and optimizer is not None else ()

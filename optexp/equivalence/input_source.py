@@ -11,10 +11,10 @@ from optexp.equivalence import input_families
 from optexp.equivalence.asserting import Asserting
 from optexp.equivalence.drawn_set import DrawnSet
 from optexp.equivalence.dropout import NoDropout
-from optexp.equivalence.float64 import InFloat64, widened
 from optexp.equivalence.tensor_math import alike
 from optexp.errors import NoReference
 from optexp.program import Batch, Program, map_batch, tensors_of
+from optexp.support.float64 import InFloat64, widened
 from optexp.support.sparse import parts
 from optexp.support.stopwatch import Stopwatch
 from optexp.workload import Workload

@@ -36,11 +36,16 @@ BEGIN_AS_ONE, BEGIN_AS_RATE = {"mu_product", "mu"}, {"eta", "step_size"}  # opti
 def keeping(program: Program) -> Program:
     """The same program, with the present Python state of its model in `keeps`."""
     if program.keeps is None or program.keeps.model is not program.model:
-        before, keeps = program.keeps, ModelState(program.model, program.loss)
+        before, keeps = program.keeps, _python_state(program)
         keeps.another = before is not None and not {*before.model.modules()} & {*program.model.modules()}
         return replace(program, keeps=keeps)
+    program.keeps.optimizer = program.optimizer
     program.keeps.begin()
     return program
+
+
+def _python_state(program: Program) -> ModelState:
+    return ModelState(program.model, program.loss, program.optimizer)
 
 
 class Snapshot:
@@ -56,7 +61,7 @@ class Snapshot:
         """Make the model's present Python state the one to restore."""
         self.model = program.model
         known = program.keeps is not None and program.keeps.model is program.model
-        self.kept = (program.keeps if known and program.keeps else ModelState(program.model, program.loss)).read()
+        self.kept = (program.keeps if known and program.keeps else _python_state(program)).read()
 
     @torch.no_grad()
     def restore(self, program: Program, attributes: bool = True) -> None:

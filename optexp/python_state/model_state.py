@@ -21,11 +21,14 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from optexp.python_state import likeness
 from optexp.python_state.described import VOID, Building, Describing, Description
+from optexp.python_state.hooks import Hooks, hooks
 from optexp.python_state.records import Table, inside, ours, table
 from optexp.python_state.variables import MISSING, Place, fixed, places, users
 
 # The process's own generators are put back, and compared by what they do to results.
 RANDOM = {"random": getattr(random, "_inst"), "numpy.random": getattr(numpy.random, "mtrand")._rand}  # noqa: B009
+
+HOOKS = "(hooks)"  # in place of a name
 
 _paths: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
@@ -58,18 +61,23 @@ class ModelState:
     """Of one model; `first` is what it keeps when the program is built, before any step.
 
     loss:      whose code names variables too
+    optimizer: whose hooks count
     unsteady:  names of what equal steps make other things of, as a time
     forgetful: names of what a step leaves whatever it finds, as scratch memory
     another:   the model has no module of the baseline's: its attributes are its own affair
+    hooks:     that steps have registered, by place
     """
 
-    def __init__(self, model: nn.Module, loss: Callable[..., Any] | None = None) -> None:
-        self.model = model
+    def __init__(
+        self, model: nn.Module, loss: Callable[..., Any] | None = None, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        self.model, self.optimizer = model, optimizer
         self.places = list(_variables(model, loss))
         self.first = Table()
         self.unsteady: set[str] = set()
         self.forgetful: set[str] = set()
         self.another = False
+        self.hooks: dict[str, list[tuple[int, Any]]] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -79,7 +87,9 @@ class ModelState:
 
     def read(self) -> Table:
         """A copy of all of it."""
-        return table(self._modules(), self.places, self.first)
+        found = table(self._modules(), self.places, self.first)
+        found.hooks = self._hooks()
+        return found
 
     def write(self, kept: Table) -> None:
         """Put it back, in place."""
@@ -103,7 +113,9 @@ class ModelState:
 
     def news(self, now: Table) -> dict[str, bytes]:
         """What is no longer as it was at first, to be put back in another process."""
-        return {name: pickle.dumps(change.after) for name, change in self.changes(self.first, now).items()}
+        found = {name: pickle.dumps(change.after) for name, change in self.changes(self.first, now).items()}
+        told = now.hooks.told(self.first.hooks)
+        return {**found, HOOKS: pickle.dumps(told)} if told else found
 
     def moves(self, then: Table) -> dict[str, bytes]:
         """What is no longer as it was then, to be compared in another process."""
@@ -112,9 +124,12 @@ class ModelState:
 
     def adopt(self, news: Mapping[str, bytes]) -> None:
         """What another process kept, where it is no longer as it was at first."""
+        for place, later in self._hooks().later(self.first.hooks).items():
+            self.hooks.setdefault(place, [])[: len(later)] = later.items()
         self.first.restore()
         if not news:
             return
+        self.first.hooks.put(pickle.loads(news[HOOKS]) if HOOKS in news else {}, self.hooks)
         values, owners = self.first.named(), dict[str, nn.Module | type | Place]()
         for record in self.first.records.values():
             if isinstance(record.owner, (nn.Module, Place)):
@@ -123,6 +138,8 @@ class ModelState:
                 owners[record.root] = record.owner.kind
         some = next((t for t in self.model.parameters() if t.is_floating_point()), torch.empty(0))
         for name, packed in news.items():
+            if name == HOOKS:
+                continue
             build = Building(self._parts(), some.device, some.dtype)
             made = build(pickle.loads(packed), values.get(name, MISSING))
             whole, (path, _, last) = owners.get(name), name.rpartition(".")
@@ -145,6 +162,9 @@ class ModelState:
         """Tensors of attributes and variables that were there when the program was built."""
         known = self.first.named()
         return [r.owner for r in self.read().records.values() if isinstance(r.owner, Tensor) and r.root in known]
+
+    def _hooks(self) -> Hooks:
+        return hooks(self._modules(), self.optimizer)
 
     # --- names ----------------------------------------------------------------------------------------------------
 

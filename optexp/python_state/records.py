@@ -20,6 +20,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from optexp.python_state.hooks import Hooks
 from optexp.python_state.slots import DATA, SIMPLE, SPACES, WITH_STATE
 from optexp.python_state.variables import MISSING, Place, users
 from optexp.support.random_state import same_states, state_of
@@ -57,10 +58,12 @@ class Table:
     """Records by identity of their objects.
 
     strange: by name of an attribute, the type of what it holds that can neither be read nor put back
+    hooks:   of modules, parameters and the optimizer
     """
 
     records: dict[int, Record] = field(default_factory=dict)
     strange: dict[str, str] = field(default_factory=dict)
+    hooks: Hooks = field(default_factory=Hooks)
 
     def restore(self) -> None:
         """Put everything back that is no longer so."""
@@ -69,6 +72,7 @@ class Table:
                 _put(record.owner, record.held)
             except Exception as error:  # a class of a user's may refuse anything
                 self.strange[record.root] = f"{type(record.owner).__name__}, {type(error).__name__}"
+        self.hooks.restore()
 
     def named(self) -> dict[str, Any]:
         """What every attribute and variable holds, by name."""

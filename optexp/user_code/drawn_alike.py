@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from optexp.equivalence.dropout import NoDropout
-from optexp.equivalence.float64 import is_wide
 from optexp.errors import Unsupported
 from optexp.support import random_state
+from optexp.support.float64 import is_wide
 
 NEW = {torch.randn, torch.rand}
 LIKE = {torch.randn_like, torch.rand_like}

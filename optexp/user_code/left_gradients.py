@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from optexp.equivalence.float64 import InFloat64
 from optexp.program import Batch, Program, map_batch, preserved
 from optexp.python_state.slots import Slot
 from optexp.python_state.variables import places
+from optexp.support.float64 import InFloat64
 from optexp.support.random_state import put_back
 from optexp.user_code.step_state import TrackedStepState
 from optexp.user_code.train_step import Gradients, TrainStep

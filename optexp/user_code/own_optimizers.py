@@ -6,9 +6,9 @@ from contextlib import nullcontext
 
 import torch
 
-from optexp.equivalence.float64 import InFloat64
 from optexp.equivalence.tensor_math import identical
 from optexp.program import Batch, NotCalled, Program, preserved
+from optexp.support.float64 import InFloat64
 from optexp.support.random_state import put_back
 from optexp.user_code.train_step import TrainStep
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from optexp.equivalence.float64 import is_wide
 from optexp.errors import NoReference
 from optexp.program import Batch, Outputs, Program, flatten
 from optexp.python_state.variables import Place, attributes, places, users
+from optexp.support.float64 import is_wide
 from optexp.support.hooks import takes_hooks
 from optexp.user_code.drawn_alike import seeded
 from optexp.user_code.marked_loop import ITEMS

@@ -22,11 +22,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
+from torch.utils.hooks import RemovableHandle
 
 from optexp.equivalence.optimizer_rules import LATER
 from optexp.program import Packed, Remembered
 from optexp.python_state import likeness
 from optexp.python_state.counts import moved_on
+from optexp.python_state.hooks import Hooks, hooks
 from optexp.python_state.likeness import equal
 from optexp.python_state.slots import SIMPLE, WITH_STATE, Slot, Tree, has_made, plain, refilled, slots, tensors_in
 from optexp.python_state.variables import MISSING, places
@@ -83,6 +85,10 @@ class TrackedStepState:
         """The model of the last call, which a strategy may have put in the place of `model`."""
         found: nn.Module = self.handed["model"]._optexp.model if self.handed else self.model
         return found
+
+    def hooks(self) -> Hooks:
+        """The present ones of model and optimizer."""
+        return hooks(dict(self.present.named_modules()), self.optimizer)
 
     def _own(self) -> frozenset[int]:
         """Identities of what is restored elsewhere."""
@@ -263,7 +269,8 @@ class TrackedStepState:
             return value.detach().clone().requires_grad_(value.requires_grad and value.is_leaf)
         if isinstance(value, SIMPLE):
             return value
-        same = [self.optimizer, *parts(self.present), *self.handed.values()]
+        handles = (leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, RemovableHandle))
+        same = [self.optimizer, *parts(self.present), *self.handed.values(), *handles]
         memo = {id(part): part for part in same}
         return copy.deepcopy(tree_map_only(Tensor, self._copied, value), memo)
 
@@ -336,6 +343,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return "handed", "optimizer"
         if issubclass(type(value), train_step.Model):
             return "handed", "model"
+        if isinstance(value, RemovableHandle):
+            return "hook", *self.memory.hooks().of(value)
         if value is self.memory.optimizer:
             return ("optimizer",)
         if value is self.memory.model:
@@ -361,6 +370,8 @@ class _Unpickler(pickle.Unpickler):
             return self.memory.handed[facts[0]] if self.memory.handed else getattr(self.memory, facts[0])
         if kind == "own":
             return tensors_in(self.memory.present)[facts[0]]
+        if kind == "hook":
+            return self.memory.hooks().handle(*facts)
         if kind != "tensor":
             return getattr(self.memory, kind)
         bits, dtype, shape, learns, device = facts

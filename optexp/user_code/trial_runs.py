@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from optexp.equivalence.float64 import InFloat64
 from optexp.errors import ConfigError, NoReference, first_line
 from optexp.program import (
     STEPS,
@@ -23,6 +22,7 @@ from optexp.program import (
     tensors_of,
     to_device,
 )
+from optexp.support.float64 import InFloat64
 from optexp.support.random_state import put_back
 from optexp.support.shortage import is_shortage
 from optexp.user_code.adapters import shapes

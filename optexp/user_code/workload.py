@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from optexp.equivalence.float64 import InFloat64
 from optexp.errors import ConfigError, NoReference
 from optexp.program import (
     STEPS,
@@ -35,6 +34,7 @@ from optexp.program import (
 )
 from optexp.program.feeds import LoaderFeed
 from optexp.schema import suggest
+from optexp.support.float64 import InFloat64
 from optexp.user_code.adapters import (
     LOSSES,
     OPTIMIZERS,

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from optexp.equivalence.float64 import InFloat64
 from optexp.errors import ConfigError, NotCovered
 from optexp.export.patch import applied_at, behind_class, patch
 from optexp.program import (
@@ -33,6 +32,7 @@ from optexp.program import (
 from optexp.program.feeds import LoaderFeed
 from optexp.records.patch import Patch
 from optexp.strategy import Notes, Strategy, UserFile
+from optexp.support.float64 import InFloat64
 from optexp.user_code.adapters import Maker, Then, at_home, endless, kind, leading_size, seed_all
 from optexp.user_code.block_batches import varied
 from optexp.user_code.drawn_alike import compiled_code_draws_alike, draws

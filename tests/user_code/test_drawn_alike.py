@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from optexp.equivalence.float64 import InFloat64
 from optexp.errors import Unsupported
+from optexp.support.float64 import InFloat64
 from optexp.user_code.drawn_alike import draws, seeded
 
 CPU = torch.device("cpu")

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from optexp.equivalence.narrow_operators import NARROW, in_float32, quantizes
-from optexp.equivalence.wrapper_classes import WrapperClasses
 from optexp.support.eagerly import eagerly
+from optexp.support.narrow_operators import NARROW, in_float32, quantizes
+from optexp.support.wrapper_classes import WrapperClasses
 
 _WIDER = {
     torch.float32: torch.float64,

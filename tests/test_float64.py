@@ -10,7 +10,7 @@ import torch
 from torch.ao import quantization
 from torch.nn.attention.flex_attention import flex_attention
 
-from optexp.equivalence.float64 import InFloat64, is_wide
+from optexp.support.float64 import InFloat64, is_wide
 
 REQUESTS = {
     "to": lambda x: x.to(torch.float32),
