@@ -23,6 +23,7 @@ import torch
 from optexp.errors import ConfigError
 from optexp.python_state.variables import INSTALLED
 from optexp.support.marks import Mark, stopping_at
+from optexp.user_code.before_turns import BeforeTurns
 from optexp.user_code.block_batches import batch_names, read_by
 from optexp.user_code.implied_parts import with_implied
 from optexp.user_code.importing import spoken
@@ -126,8 +127,11 @@ def run(path: Path, arguments: Sequence[str]) -> Reached:
 class _Script(threading.Thread):
     """The thread of one script; it ends with the process.
 
-    seen: what the marked block read at each of its turns
+    seen:   what the marked block read at each of its turns
+    before: what the script held at the first of them
     """
+
+    before: BeforeTurns
 
     def __init__(self, path: Path) -> None:
         super().__init__(daemon=True, name=path.name)
@@ -149,8 +153,10 @@ class _Script(threading.Thread):
             self.reached = self._found(mark, frame)
         except BaseException as error:  # the script must not catch it
             self.error = error
-        if self.error is None and mark.source is None and len(self.seen) < LOOK_AHEAD:
-            return
+        if self.error is None and mark.source is None:
+            if len(self.seen) < LOOK_AHEAD:
+                return
+            self.before.put_back()
         self.stopped.set()
         threading.Event().wait()
 
@@ -166,6 +172,7 @@ class _Script(threading.Thread):
         known = {**frame.f_globals, **frame.f_locals}
         self.seen.append(read_by(loop, _function(loop, frame), known, self.seen[-1] if self.seen else {}))
         if len(self.seen) == 1:
+            self.before = BeforeTurns((mark.model, mark.optimizer, *known.values()))
             return None
         names, learned = batch_names(mark, loop, self.seen, known)
         if not names:
