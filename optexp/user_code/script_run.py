@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from optexp.errors import ConfigError
-from optexp.python_state.variables import INSTALLED
+from optexp.python_state.variables import INSTALLED, contents
 from optexp.support.marks import Mark, stopping_at
 from optexp.user_code.before_turns import BeforeTurns
 from optexp.user_code.block_batches import batch_names, read_by
@@ -260,6 +260,6 @@ def _cells(values: Mapping[str, Any]) -> dict[str, CellType]:
     for function in values.values():
         if isinstance(function, FunctionType):
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-                if name in values and getattr(cell, "cell_contents", None) is values[name]:
+                if name in values and contents(cell) is values[name]:
                     found[name] = cell
     return found

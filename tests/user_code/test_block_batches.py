@@ -187,3 +187,28 @@ def test_what_turns_before_the_comparison_learned_is_put_back(tmp_path: Path) ->
     assert found.mark.model.weight.grad is None
     assert not found.mark.optimizer.state
     assert torch.equal(found.function.__globals__["average"].running_mean, torch.zeros(2))
+
+
+IN_A_BRANCH = """\
+def train(recurrent):
+    if recurrent:
+        hidden = torch.zeros(2)
+    while True:
+        x = torch.rand(3, 2)
+        with optexp.step(model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            y = model(x)
+            if recurrent:
+                y, hidden = y + hidden, y.detach().mean(0)
+            y.sum().backward()
+            optimizer.step()
+train(recurrent=False)
+"""
+
+
+def test_a_variable_that_one_branch_alone_assigns_may_be_missing(tmp_path: Path) -> None:
+    workload, program = built(script(tmp_path, IN_A_BRANCH))
+    assert names(workload.reached) == {"x"}
+    (batch,) = workload.batches(torch.Generator().manual_seed(0), 1)
+    with preserved(program):
+        program.step(program, batch)
