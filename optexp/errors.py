@@ -94,8 +94,10 @@ class Failure(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """First line of an error's message; the class's name where the message is empty."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """First line of an error's message, with the class's name where the message is empty, or a key alone."""
+    kind = type(error).__name__
+    said = (str(error).strip().splitlines() or [kind])[0]
+    return f"{kind}: {said}" if isinstance(error, KeyError) else said
 
 
 @contextmanager

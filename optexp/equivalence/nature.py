@@ -20,7 +20,7 @@ from optexp.records.verification import Finding
 from optexp.support.tolerances import SMALL
 
 MEASURED = ("G1", "G2", "G3", "CAP")  # gates of which an error is known
-SURELY = 64.0  # u·s: what no other result comes as near as
+SURELY = 64.0  # u·s: an error so small is called rounding, whatever it looks like
 MOST, MOST_UNITS = 0.02, 32.0  # of s, and of u·s: whichever is more; above it nothing is called rounding
 LOWER = 0.0005  # of s: more than rounding in float32 leaves, and about what inputs rounded to TF32 do
 SPREAD = 0.01  # of the elements at least, that hold the error (its participation ratio; Gaussian noise: a third)
@@ -32,6 +32,8 @@ OTHER_CHOICE = (
     "plain autocast is as far off, so it is no fault of the strategy: at this precision the program chooses otherwise"
     " (an argmax, a top-k, a comparison), or sums cancel"
 )
+ROUNDING_OR_NEAR = "as by rounding, or by a formula that is nearly the same (another eps, an approximation)"
+LOWER_OR_OTHER = "as at a lower precision, or another result"
 UPDATE = "as at a lower precision, or another update (a rate, a decay, a beta, an eps)"
 
 
@@ -61,7 +63,7 @@ def explained(finding: Finding, quantity: Quantity, causes: Mapping[str, Tensor]
         ratios = {"G2": finding.max_ratio, "G3": finding.block_ratio}
         times = ratios.get(finding.gate, finding.error_ratio) or finding.error_ratio or 0.0
         coarse = quantity.limits.row.unit < LOWER < quantity.found.rms / quantity.scale
-        cause = "as at a lower precision, or another result" if coarse else "rounding, not another result"
+        cause = LOWER_OR_OTHER if coarse else ROUNDING_OR_NEAR
         message = f"less exact than the baseline by {times:.3g}×: {cause}; {finding.message}"
     else:
         message = f"{finding.message}; {found.why}" if found.why else finding.message

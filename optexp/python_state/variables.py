@@ -17,7 +17,7 @@ from enum import Enum
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -115,7 +115,7 @@ def _of(code: Any) -> Iterator[Place]:
         if inspect.unwrap(code) is not code:
             yield fixed("function", inspect.unwrap(code))
         for name, cell in zip(code.__code__.co_freevars, code.__closure__ or (), strict=True):
-            yield Place(name, partial(getattr, cell, "cell_contents", MISSING), partial(setattr, cell, "cell_contents"))
+            yield Place(name, partial(contents, cell), partial(_fill, cell))
         yield from (fixed(f"default {index}", value) for index, value in enumerate(code.__defaults__ or ()))
         yield from (fixed(name, value) for name, value in (code.__kwdefaults__ or {}).items())
         yield from attributes(f"{code.__name__}.", code)
@@ -136,6 +136,21 @@ def _is_users_module(value: Any) -> bool:
     return isinstance(value, ModuleType) and not (getattr(value, "__file__", None) or INSTALLED[0]).startswith(
         INSTALLED
     )
+
+
+def contents(cell: CellType) -> Any:
+    """What a function around holds; `MISSING` where no line has assigned it yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return MISSING
+
+
+def _fill(cell: CellType, value: Any) -> None:
+    if value is not MISSING:
+        cell.cell_contents = value
+    elif contents(cell) is not MISSING:
+        del cell.cell_contents
 
 
 def _variable(name: str, scope: dict[str, Any], key: str) -> Place:

@@ -20,8 +20,8 @@ WHAT_NOW = {
     Verdict.INVALID: "The measurement is not shown.",
 }
 LESS_EXACT = (
-    "No speedup is shown for a result that is less exact than its strategy promises: sum in another order or in a wider"
-    " dtype, or promise a precision. The report has the worst tensor."
+    "No speedup is shown for a result that is less exact than its strategy promises: compare its formulas, sum in"
+    " another order or in a wider dtype, or promise a precision. The report has the worst tensor."
 )
 QUIET = " Run it again when the machine is quiet."
 PART = "share_"  # how the names of a breakdown's terms begin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from optexp.errors import ConfigError
 from optexp.user_code.adapters import Maker
+
+CALLED = ("model", "batch", "optimizer")  # what a train_step is called with
 
 
 @dataclass
@@ -30,3 +34,17 @@ class Parts:
     loss: Callable[[Any, Any], Tensor] | None = None
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None
     train_step: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError where `train_step` takes other arguments."""
+        if self.train_step is None:
+            return
+        try:
+            takes = inspect.signature(self.train_step)
+        except (TypeError, ValueError):  # no function, or one in C: left to the call
+            return
+        try:
+            takes.bind(*CALLED)
+        except TypeError:
+            plain = takes.replace(return_annotation=inspect.Signature.empty)
+            raise ConfigError(f"train_step takes {plain}: it is called as train_step({', '.join(CALLED)})") from None

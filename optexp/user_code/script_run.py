@@ -21,8 +21,9 @@ from typing import Any
 import torch
 
 from optexp.errors import ConfigError
-from optexp.python_state.variables import INSTALLED
+from optexp.python_state.variables import INSTALLED, contents
 from optexp.support.marks import Mark, stopping_at
+from optexp.user_code.before_turns import BeforeTurns
 from optexp.user_code.block_batches import batch_names, read_by
 from optexp.user_code.implied_parts import with_implied
 from optexp.user_code.importing import spoken
@@ -126,8 +127,11 @@ def run(path: Path, arguments: Sequence[str]) -> Reached:
 class _Script(threading.Thread):
     """The thread of one script; it ends with the process.
 
-    seen: what the marked block read at each of its turns
+    seen:   what the marked block read at each of its turns
+    before: what the script held at the first of them
     """
+
+    before: BeforeTurns
 
     def __init__(self, path: Path) -> None:
         super().__init__(daemon=True, name=path.name)
@@ -149,8 +153,10 @@ class _Script(threading.Thread):
             self.reached = self._found(mark, frame)
         except BaseException as error:  # the script must not catch it
             self.error = error
-        if self.error is None and mark.source is None and len(self.seen) < LOOK_AHEAD:
-            return
+        if self.error is None and mark.source is None:
+            if len(self.seen) < LOOK_AHEAD:
+                return
+            self.before.put_back()
         self.stopped.set()
         threading.Event().wait()
 
@@ -166,6 +172,7 @@ class _Script(threading.Thread):
         known = {**frame.f_globals, **frame.f_locals}
         self.seen.append(read_by(loop, _function(loop, frame), known, self.seen[-1] if self.seen else {}))
         if len(self.seen) == 1:
+            self.before = BeforeTurns((mark.model, mark.optimizer, *known.values()))
             return None
         names, learned = batch_names(mark, loop, self.seen, known)
         if not names:
@@ -253,6 +260,6 @@ def _cells(values: Mapping[str, Any]) -> dict[str, CellType]:
     for function in values.values():
         if isinstance(function, FunctionType):
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-                if name in values and getattr(cell, "cell_contents", None) is values[name]:
+                if name in values and contents(cell) is values[name]:
                     found[name] = cell
     return found

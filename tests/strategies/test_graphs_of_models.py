@@ -100,6 +100,15 @@ def test_strategies_that_work_on_graphs_say_what_a_graph_would_leave_out(case: s
         assert (repr(model.state_dict()), getattr(model, "calls", 0), [*getattr(model, "found", [])]) == before
 
 
+def test_a_lookup_that_a_graph_does_not_allow_is_named_with_its_kind() -> None:
+    class ByRank(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return {2: x, 3: x.mT}[x.ndim]
+
+    with pytest.raises(Unsupported, match=r"cannot trace this model \(KeyError: Proxy\(getattr_1\)\)"):
+        Inplace().apply(program(ByRank()))
+
+
 def test_operations_on_buffers_alone_are_part_of_the_graph() -> None:
     class Mean(nn.Module):
         def __init__(self) -> None:

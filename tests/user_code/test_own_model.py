@@ -149,8 +149,13 @@ def test_a_batch_that_the_model_cannot_take_is_one_sentence(
         (model("os._exit(7)"), Verdict.ERROR, "exit code 7"),
         (model("raise SystemExit(3)"), Verdict.ERROR, "sys.exit(3)"),
         ("Model = 3" + INPUT, Verdict.ERROR, "Model is an int"),
+        (
+            model("return x") + "\ntrain_step = lambda model, batch: None\n",
+            Verdict.ERROR,
+            "train_step takes (model, batch): it is called as train_step(model, batch, optimizer)",
+        ),
     ],
-    ids=["random", "text", "float32", "own-seed", "exit", "sys-exit", "number"],
+    ids=["random", "text", "float32", "own-seed", "exit", "sys-exit", "number", "two-arguments"],
 )
 def test_what_cannot_be_compared_says_why(text: str, verdict: Verdict, words: str, tmp_path: Path) -> None:
     result = run(tmp_path, written(tmp_path, text))

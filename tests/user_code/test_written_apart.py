@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -307,6 +308,16 @@ def test_another_seed_is_named(tmp_path: Path) -> None:
     result = compared(tmp_path, before.replace("Model = lambda: ", "Model = lambda: torch.manual_seed(7) and "), before)
     assert result.verdict is Verdict.UNVERIFIED, result.headline
     assert "begins with other values than the first one's (0.weight differs), as with another seed" in result.headline
+
+
+def test_values_that_begin_apart_by_rounding_are_no_other_seed(tmp_path: Path) -> None:
+    before = stepped(SGD)
+    rounded = "(m := {}).requires_grad_() and [p.data.mul_(1 + 2**-22) for p in m.parameters()] and m"
+    after = re.sub(r"Model = lambda: (.*)", lambda found: "Model = lambda: " + rounded.format(found[1]), before)
+    assert after != before
+    result = compared(tmp_path, after, before)
+    assert result.verdict is Verdict.UNVERIFIED, result.headline
+    assert "begins with other values in the second program by rounding alone (0.weight differs)" in result.headline
 
 
 ADAM = "get_optimizer = lambda params: torch.optim.Adam(params, lr=1e-3)"
