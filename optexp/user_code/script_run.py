@@ -121,6 +121,9 @@ def run(path: Path, arguments: Sequence[str]) -> Reached:
             f"{path} ran to its end and reached no mark: mark its loop, as in"
             " `for batch in optexp.steps(loader, model=model, optimizer=optimizer):`"
         )
+    if script.before is not None:
+        script.before.put_back()
+        script.before = None  # copies of all that learns
     return script.reached
 
 
@@ -131,12 +134,11 @@ class _Script(threading.Thread):
     before: what the script held at the first of them
     """
 
-    before: BeforeTurns
-
     def __init__(self, path: Path) -> None:
         super().__init__(daemon=True, name=path.name)
         self.path, self.stopped = path, threading.Event()
         self.seen: list[Mapping[str, Any]] = []
+        self.before: BeforeTurns | None = None
         self.reached: Reached | None = None
         self.error: BaseException | None = None
 
@@ -153,10 +155,8 @@ class _Script(threading.Thread):
             self.reached = self._found(mark, frame)
         except BaseException as error:  # the script must not catch it
             self.error = error
-        if self.error is None and mark.source is None:
-            if len(self.seen) < LOOK_AHEAD:
-                return
-            self.before.put_back()
+        if self.error is None and mark.source is None and len(self.seen) < LOOK_AHEAD:
+            return
         self.stopped.set()
         threading.Event().wait()
 

@@ -168,7 +168,7 @@ def test_data_that_functions_of_the_block_read(tmp_path: Path) -> None:
 
 LEARNED = """\
 average, adam = torch.nn.BatchNorm1d(2), torch.optim.Adam(params, lr=0.1)
-while True:
+for _ in range(TURNS):
     with optexp.step(model=model, optimizer=adam):
         x = torch.rand(3, 2)
         loss = average(model(x)).square().sum() + model(x).sum()
@@ -178,9 +178,11 @@ while True:
 """
 
 
-def test_what_turns_before_the_comparison_learned_is_put_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("turns", [5, 50])  # a loop that ends before as many turns as are looked at, and a long one
+def test_what_turns_before_the_comparison_learned_is_put_back(turns: int, tmp_path: Path) -> None:
     """Two programs that round differently learn other values in these turns, and would begin apart."""
-    found = run(script(tmp_path, "X = torch.rand(3, 2)\n" + LEARNED.replace("x = torch.rand(3, 2)", "x = X + 1")), [])
+    text = LEARNED.replace("x = torch.rand(3, 2)", "x = X + 1").replace("TURNS", str(turns))
+    found = run(script(tmp_path, "X = torch.rand(3, 2)\n" + text), [])
     torch.manual_seed(0)
     fresh = torch.nn.Linear(2, 2)
     assert torch.equal(found.mark.model.weight, fresh.weight)
