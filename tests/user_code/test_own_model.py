@@ -307,9 +307,22 @@ def test_inputs_that_never_change_are_named(tmp_path: Path) -> None:
     assert "inputs hold the same values whatever the seed" in result.headline
 
 
+LISTED = """
+def get_loader():
+    return DataLoader([(torch.randn(4), index % 4) for index in range(64)], batch_size=8)
+
+def train_step(model, batch, optimizer):
+    x, y = batch + []
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+"""
+
+
 @pytest.mark.slow
-def test_batches_keep_their_type(tmp_path: Path) -> None:
-    result = run(tmp_path, written(tmp_path, NET + NAMED), "workload.mode=train", "verify=only")
+@pytest.mark.parametrize("text", [NAMED, DATA + LISTED], ids=["named", "listed"])
+def test_batches_keep_their_type(text: str, tmp_path: Path) -> None:
+    result = run(tmp_path, written(tmp_path, NET + text), "workload.mode=train", "verify=only")
     assert result.verdict is Verdict.VERIFIED, result.headline
 
 
