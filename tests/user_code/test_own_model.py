@@ -434,6 +434,13 @@ def test_a_second_file_may_make_what_the_first_one_has_as_a_class(tmp_path: Path
         assert isinstance(rebuilt.load().model(), nn.Tanh)
 
 
+def test_a_factory_may_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "factories.py").write_text("from torch import nn\ndef get_model(): return nn.Tanh()\n")
+    text = "from factories import get_model\n\ndef train_step(model, batch, optimizer): ...\n" + INPUT
+    path = written(tmp_path, text).removeprefix("workload.path=")
+    assert Module(path=path).resolve("cpu").names.model == "get_model"
+
+
 @pytest.mark.parametrize("line", ["list(model.modules())", "setattr(model, 'bias', None)"])
 def test_it_may_replace_parts_of_the_model(tmp_path: Path, line: str) -> None:
     text = f"def get_model():\n    model = nn.Linear(4, 4)\n    {line}\n    return model\n" + INPUT
