@@ -283,8 +283,7 @@ def pair(old: nn.Module, new: nn.Module, names: Mapping[str, str], learns: bool 
         (dict(old.named_buffers()), dict(new.named_buffers())),
     ):
         called = {name: translated(name, names) for name in ours}
-        if not learns:
-            called = {name: to for name, to in called.items() if not dispensable(name, to, ours, theirs)}
+        called = {name: to for name, to in called.items() if not dispensable(name, to, ours, theirs)}
         missing = [(name, other) for name, (other, _) in called.items() if other not in theirs]
         used = {other for other, _ in called.values()}
         left = [name for name, t in theirs.items() if name not in used and (missing or isinstance(t, nn.Parameter))]
@@ -300,7 +299,7 @@ def dispensable(name: str, to: tuple[str, bool], ours: Mapping[str, Tensor], the
     """Whether the new model does without a buffer, such as a mask or a table: no buffer of its own has that size and
     that kind of numbers, as a table of complex numbers is no other name of one of real numbers.
 
-    Verification shows whether results need it.
+    Verification shows whether results need it, and whether a step changes it.
     """
     tensor, (other, _) = ours[name], to
     if isinstance(tensor, nn.Parameter) or other != name or other in theirs:

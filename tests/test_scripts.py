@@ -166,3 +166,21 @@ def test_an_error_shows_the_frames_of_the_script_alone(faulty: str, frames: list
     told = [line for line in result.error.traceback.splitlines() if line.startswith("  File")]
     assert [line.rpartition(", ")[2] for line in told if str(script) in line] == frames
     assert not [line for line in told if "<frozen" in line]
+
+
+def test_a_loss_of_some_steps_alone_has_errors_in_those(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, optexp\ntorch.manual_seed(0)\nmodel, count = torch.nn.Linear(32, 32), 0\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for x in optexp.steps([torch.randn(8, 32) for _ in range(64)], model=model, optimizer=optimizer):\n"
+        "    optimizer.zero_grad()\n    y = model(x)\n    loss = y[:, :8].square().mean()\n"
+        "    if count % 4 == 0:\n        second_loss = y.exp().sum()\n        second_loss.backward(retain_graph=True)\n"
+        "    loss.backward()\n    optimizer.step()\n    count += 1\n"
+    )
+    search_path.register()
+    with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
+        config = compose("config", overrides=[*SETTINGS, "strategy=amp", *overrides([str(script)])])
+    result = runner.run(config, tmp_path / "record")
+    assert result.verdict is Verdict.VERIFIED, result.headline
+    assert "second_loss" in str(result.equivalence)

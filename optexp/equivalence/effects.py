@@ -38,10 +38,9 @@ def broken_effects(
     yield from _replayed(seen, baseline)
     names, expected = ({name for name in some if not optional(name)} for some in (seen, baseline))
     updates = any(name.startswith("after/") for name in expected)  # which differ: without a gradient nothing decays
-    learns = any(name.startswith(("grad/", "after/")) for name in names | expected)
     for name in sorted(names ^ expected):
-        if name in expected and name.startswith("buffer/") and not learns and f"changed/{name}" not in baseline:
-            continue  # what only infers may fold into others what no step changes
+        if name.startswith("buffer/") and _stays(name, baseline if name in expected else seen):
+            continue  # a mask or a table, which may be folded into others, or be made in each step
         nothing = name.startswith("grad/") and not updates and not bool((seen | baseline)[name].any())
         # A buffer may be as it was at first in one of them, and so may a parameter that no optimizer changes.
         if not name.startswith(("input/", "before/buffer/", "before/param/", "param/")) and not nothing:
@@ -61,6 +60,14 @@ def broken_effects(
             yield broken(title(name), difference)
         elif name in wrong:
             yield broken(title(name), "training does not start from the baseline's state")
+
+
+def _stays(buffer: str, seen: Observation) -> bool:
+    """Whether no step so far has changed a buffer."""
+    before = seen.get(f"before/{buffer}")
+    if not any(name.startswith("after/") for name in seen):  # without an optimizer, only what changed is there
+        return before is None and f"changed/{buffer}" not in seen
+    return before is not None and identical(before, seen[buffer])
 
 
 def _effects(seen: Observation, baseline: Observation) -> Iterator[Finding]:

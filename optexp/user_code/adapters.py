@@ -303,8 +303,10 @@ def divide(given: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def remade(given: Any) -> Callable[[Any], Any] | None:
-    """The function that makes a batch of the same type: named tuples, and mappings other than dict."""
+    """The function that makes a batch of the same type: lists, named tuples, and mappings other than dict."""
     cls = type(given)
+    if cls is list:
+        return list
     if hasattr(cls, "_make"):
         made: Callable[[Any], Any] = cls._make
         return made

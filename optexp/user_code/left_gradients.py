@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from optexp.program import Batch, Program, map_batch, preserved
 from optexp.python_state.slots import Slot
@@ -43,6 +44,7 @@ def learn(
     if step.replays:
         return  # its object counts calls until it records a graph
     others = _others(function, program.model)
+    step.beginning.later = _steps_others(function, program)  # in some calls, maybe, which are not tried
     before = {parameter: parameter.grad for parameter in others}
     try:
         with preserved(program), put_back(program.device), InFloat64() if wide else nullcontext():
@@ -105,6 +107,7 @@ def _adds(
     named, everything = dict(program.model.named_parameters()), [*program.model.parameters(), *others]
     found = step.tried(program, _copy(batch), {named[name]: torch.zeros_like(named[name]) for name in had})
     called, left = found.cleared, set(map(id, found.left))
+    step.beginning.later |= found.later
     step.beginning.left = frozenset(name for name, parameter in named.items() if id(parameter) in left)
     if _spoiled(found.taken, everything):
         return False, called
@@ -143,6 +146,12 @@ def _real(tensor: Tensor) -> bool:
 
 def _copy(batch: Batch) -> Batch:
     return map_batch(torch.clone, batch)
+
+
+def _steps_others(function: Callable[..., Any], program: Program) -> bool:
+    """Whether the function names another optimizer: losses of other networks may add to the model's gradients."""
+    values = [place.get() for place in places(function)]
+    return any(isinstance(value, Optimizer) and value is not program.optimizer for value in values)
 
 
 def _others(function: Callable[..., Any], model: nn.Module) -> list[nn.Parameter]:

@@ -123,7 +123,7 @@ def _unpacked(own: UserWorkload) -> str:
     """The user's form of `batch`."""
     layout = own.layout
     if layout.plain:
-        return "batch"
+        return "list(batch)" if layout.made is list else "batch"
     given = {name: f"batch[{index}]" for index, name in enumerate(layout.names)}
     given |= {name: literal(value, f"the entry {name} of a batch") for name, value in layout.constants.items()}
     if layout.numbered:

@@ -29,8 +29,9 @@ COUNT = "steps_that_drew"  # attribute of the body's function
 DEPTH = 3  # of objects within objects that hold the model
 ENTRIES = 64  # of a list, a dict or a tuple that may hold it
 UNHELD = (
-    "no variable that the marked body names holds the marked optimizer, so that its steps cannot be seen: assign it to"
-    " one before the loop, and use that in the body and in optexp.steps(optimizer=...)"
+    "no variable that the marked body names holds the marked optimizer (attributes of modules are not looked at), so"
+    " that its steps cannot be seen: assign it to one before the loop, and use that in the body and in"
+    " optexp.steps(optimizer=...)"
 )
 
 

@@ -40,6 +40,7 @@ class Beginning:
     called: each clears them by zero_grad()
     zeros:  names of parameters whose gradients are zeros, and not None, as a call begins
     left:   names of those that get gradients
+    later:  a call may add to gradients after its optimizer step has taken them
     """
 
     adds: bool = False
@@ -48,6 +49,7 @@ class Beginning:
     called: bool = False
     zeros: frozenset[str] = frozenset()
     left: frozenset[str] = frozenset()
+    later: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,13 @@ class Tried:
 
     cleared: it called zero_grad() before its optimizer step;  taken: gradients of that step, or of a step left out
     left:    parameters with gradients that are there for the next call
+    later:   it added to gradients after that step
     """
 
     cleared: bool
     taken: Gradients
     left: Sequence[torch.nn.Parameter]
+    later: bool
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ class TrainStep:
 
     def _begin(self, program: Program, optimizer: Optimizer) -> None:
         """Let parameters have the gradients that a call finds."""
-        found, optimizer.copies = self.beginning, self.beginning.adds
+        found, optimizer.copies = self.beginning, self.beginning.adds or self.beginning.later
         parameters = dict(program.model.named_parameters())
         if any(name not in parameters or parameters[name].shape != kept.shape for name, kept in found.kept.items()):
             raise NoReference(OTHERS)
@@ -178,14 +182,14 @@ class TrainStep:
         begins: gradients that it finds; of other parameters none
         """
         assert program.optimizer is not None
-        model, optimizer = self.hand(program)
+        model, optimizer = self.hand(program, looks=True)
         for parameter, gradient in begins.items():
             parameter.grad = gradient
         self.function(model, self.unpack(batch), optimizer)
         held = {id(p) for group in program.optimizer.param_groups for p in group["params"]}
         taken = optimizer.taken or [parameter.grad for parameter in optimizer.parameters]
         own = [g for p, g in zip(optimizer.parameters, taken, strict=True) if id(p) in held]
-        return Tried(optimizer.cleared, own, optimizer.left)
+        return Tried(optimizer.cleared, own, optimizer.left, any(map(_has_value, optimizer.written)))
 
     @staticmethod
     def _outputs(result: Any) -> Outputs:
@@ -291,6 +295,12 @@ class Optimizer:
         """Parameters that have gradients now."""
         return [parameter for parameter in self.parameters if parameter.grad is not None]
 
+    @property
+    def written(self) -> list[Tensor]:
+        """All gradients that the optimizer has taken, where somebody has written to one since; else none."""
+        left = [gradient for gradient in self.taken if gradient is not None]
+        return left if [gradient._version for gradient in left] != self.versions else []
+
     def show_gradients(self) -> None:
         """Put gradients back that the step cleared after the optimizer had taken them."""
         for parameter, gradient in zip(self.parameters, self.taken, strict=False):  # no step, no gradients
@@ -299,8 +309,7 @@ class Optimizer:
 
     def refuse_zeros(self) -> None:
         """Raises NoReference where all gradients were overwritten by zeros after the optimizer had taken them."""
-        left = [gradient for gradient in self.taken if gradient is not None]
-        if [gradient._version for gradient in left] != self.versions and not any(map(_has_value, left)):
+        if self.written and not any(map(_has_value, self.written)):
             raise NoReference(
                 "train_step writes zeros into gradients after optimizer.step(), so that they cannot be compared: let it"
                 " call zero_grad(), or assign None"

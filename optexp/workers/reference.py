@@ -173,5 +173,5 @@ class Reference(Peer):
     def power(self) -> list[Tried]:
         return self.judgement.power()
 
-    def distribution(self, tensor: str) -> Distribution:
+    def distribution(self, tensor: str) -> Distribution | None:
         return self.judgement.distribution(tensor)

@@ -77,7 +77,8 @@ class Module(UserWorkload):
             require_file(Path(self.path).expanduser(), "workload.path")
             file, usual = Path(self.path).expanduser(), self.names.model == Names.model
             self._require_named(file)
-            if usual and FACTORY in (missing(file, Names.model, untold=frozenset()) or ()):
+            no_model, no_factory = (missing(file, name, untold=frozenset()) for name in (Names.model, FACTORY))
+            if usual and no_model is not None and no_factory is None:
                 return replace(self, names=replace(self.names, model=FACTORY))
             if (names := missing(file, self.names.model)) is not None:
                 raise ConfigError(self._no_model(names))

@@ -194,13 +194,12 @@ def with_buffers(**buffers: Tensor) -> nn.Module:
     return model
 
 
-def test_in_inference_a_mask_may_be_left_out():
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_mask_may_be_left_out(learns):
     masked, other = with_buffers(mask=torch.ones(4, 4).tril()), with_buffers(table=torch.ones(3))
     complex_table = with_buffers(table=torch.ones(4, 4, dtype=torch.complex64))
     for without in (nn.Linear(4, 4), other, complex_table, with_buffers(table=torch.ones(4, 4).bool())):
-        assert pair(masked, without, {}) == {"weight": ("weight", False), "bias": ("bias", False)}
-        with pytest.raises(ConfigError, match="has nothing for the baseline's mask"):
-            pair(masked, without, {}, learns=True)
+        assert pair(masked, without, {}, learns) == {"weight": ("weight", False), "bias": ("bias", False)}
 
 
 def test_a_buffer_that_may_be_called_otherwise_is_asked_for():

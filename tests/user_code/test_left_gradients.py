@@ -104,6 +104,25 @@ def test_only_gradients_that_are_read_are_state(tmp_path: Path) -> None:
             assert ("gradients" in program.step_state.first) is state
 
 
+AFTERWARDS = {
+    "of another network's loss": "other(x)[:, :0].sum().add(net(x).mean()).backward(); second.step()",
+    "of another network's loss, every fifth time": "if count % 5 == 4: net(x).mean().backward(); second.step()",
+    "by hand": "net(x).mean().backward()",
+}
+
+
+@pytest.mark.parametrize("later", AFTERWARDS.values(), ids=AFTERWARDS)
+def test_gradients_are_those_that_the_optimizer_took(later: str, tmp_path: Path) -> None:
+    """A generator's loss adds to the gradients of the discriminator, whose optimizer has stepped."""
+    program, step = built(tmp_path, ("", "optimizer.zero_grad()", later))
+    for index in range(6):
+        before = [parameter.detach().clone() for parameter in program.model.parameters()]
+        step(index)
+        for then, parameter in zip(before, program.model.parameters(), strict=True):
+            assert parameter.grad is not None
+            torch.testing.assert_close(parameter.detach(), then - 0.1 * parameter.grad)
+
+
 STEP = """
 import torch
 from torch import nn

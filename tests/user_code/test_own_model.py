@@ -307,9 +307,22 @@ def test_inputs_that_never_change_are_named(tmp_path: Path) -> None:
     assert "inputs hold the same values whatever the seed" in result.headline
 
 
+LISTED = """
+def get_loader():
+    return DataLoader([(torch.randn(4), index % 4) for index in range(64)], batch_size=8)
+
+def train_step(model, batch, optimizer):
+    x, y = batch + []
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+"""
+
+
 @pytest.mark.slow
-def test_batches_keep_their_type(tmp_path: Path) -> None:
-    result = run(tmp_path, written(tmp_path, NET + NAMED), "workload.mode=train", "verify=only")
+@pytest.mark.parametrize("text", [NAMED, DATA + LISTED], ids=["named", "listed"])
+def test_batches_keep_their_type(text: str, tmp_path: Path) -> None:
+    result = run(tmp_path, written(tmp_path, NET + text), "workload.mode=train", "verify=only")
     assert result.verdict is Verdict.VERIFIED, result.headline
 
 
@@ -419,6 +432,13 @@ def test_a_second_file_may_make_what_the_first_one_has_as_a_class(tmp_path: Path
     for first, second in ((class_, str(tmp_path / "made.py")), (str(tmp_path / "made.py"), class_)):
         rebuilt = replace(Module(path=first).resolve("cpu"), path=second)
         assert isinstance(rebuilt.load().model(), nn.Tanh)
+
+
+def test_a_factory_may_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "factories.py").write_text("from torch import nn\ndef get_model(): return nn.Tanh()\n")
+    text = "from factories import get_model\n\ndef train_step(model, batch, optimizer): ...\n" + INPUT
+    path = written(tmp_path, text).removeprefix("workload.path=")
+    assert Module(path=path).resolve("cpu").names.model == "get_model"
 
 
 @pytest.mark.parametrize("line", ["list(model.modules())", "setattr(model, 'bias', None)"])
