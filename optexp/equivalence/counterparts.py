@@ -20,7 +20,7 @@ from torch import Tensor
 
 from optexp.equivalence.attributes import NAMED
 from optexp.equivalence.observation import Observation, unpacked
-from optexp.equivalence.optimizer_rules import shown
+from optexp.equivalence.optimizer_rules import hyperparameters, shown
 from optexp.equivalence.schedules import schedules
 from optexp.program import StepState
 from optexp.program.counters import PREFIX, is_counted
@@ -276,12 +276,14 @@ def _apart(ours: Family, theirs: Family) -> float:
 
 
 def _before_and_after(seen: Observation) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Optimizer state, by name; counts as the numbers that they are."""
+    """Optimizer state, by name; counts as the numbers that they are. Hyperparameters come from nothing, as those of an
+    optimizer do that a step makes."""
     after = {name.removeprefix("after/"): t for name, t in seen.items() if name.startswith("after/optimizer/")}
     before = {name: seen.get(f"before/{name}", torch.zeros_like(tensor)) for name, tensor in after.items()}
     counts = {name for name, tensor in after.items() if _is_count(tensor) and _is_count(before[name])}
     one, other = ({n: int(t) if n in counts else t for n, t in held.items()} for held in (before, after))
-    return one, other
+    numbers = {name: number for name, number in hyperparameters(seen) if isinstance(number, float)}
+    return one | dict.fromkeys(numbers, 0.0), other | numbers
 
 
 def _is_laid_out(ours: Tensor, theirs: Tensor | None) -> bool:

@@ -110,6 +110,14 @@ def shown(seen: Mapping[str, Tensor]) -> set[str]:
     return {f"{OF_GROUPS}{index}/{key}" for index, (_, numbers) in enumerate(groups) for key in numbers}
 
 
+def hyperparameters(seen: Mapping[str, Tensor]) -> Iterator[tuple[str, Any]]:
+    """Those of the program's own optimizer, by name."""
+    groups = json.loads(bytes(seen[RULE].tolist()))[2] if RULE in seen else ()
+    for index, (_, numbers) in enumerate(groups):
+        for key, held in numbers.items():
+            yield from ((f"{OF_GROUPS}{index}/{key}/{place}", value) for place, (value, _) in enumerate(held))
+
+
 def _numbers(group: Mapping[str, Any]) -> Numbers:
     found = {key: _of(value) for key, value in group.items() if key != "params" and key not in HOW}
     return {key: [(number.value, number.unit) for number in held] for key, held in found.items() if held}
@@ -133,6 +141,7 @@ def unlike_rules(seen: Mapping[str, Tensor], baseline: Mapping[str, Tensor]) -> 
     known = CALLED if CALLED in seen and CALLED in baseline else RULE  # a replayed or compiled step tells no call
     ours, theirs = (json.loads(bytes(arm[known].tolist())) for arm in (seen, baseline))
     yield from _of_optimizers(ours, theirs)
+    yield from _of_other_names(ours, theirs)
     for name, (kind, groups) in ours[3].items():
         other, expected = theirs[3].get(name, ("", []))
         if kind != other:
@@ -145,6 +154,22 @@ def unlike_rules(seen: Mapping[str, Tensor], baseline: Mapping[str, Tensor]) -> 
             one, two = _first_differing(pair)
             values = f"{key} of {name} is {_shown(one)}, the baseline's {_shown(two)}"
             yield _other(f"{name}/{key}", values)
+
+
+def _of_other_names(ours: Any, theirs: Any) -> Iterator[Finding]:
+    """Switches of an optimizer that a step makes, where the other program has its class by other names alone."""
+    for (kind, _, groups, one, *_), other, whose in (
+        (ours, theirs[3], "the baseline"),
+        (theirs, ours[3], "the second program"),
+    ):
+        for name in sorted(other.keys() - one.keys()):
+            made, expected = other[name]
+            alike = [numbers for _, numbers in groups] * (kind == made)
+            alike += [numbers for its, held in one.values() if its == made for numbers in held]
+            for key, values in ((key, values) for numbers in expected for key, values in numbers.items()):
+                known = [numbers[key] for numbers in alike if key in numbers]
+                if known and values not in known and isinstance(values[0][0], bool):
+                    yield _other(f"{name}/{key}", f"{key} of {name} is {values[0][0]} in {whose}, and not in the other")
 
 
 def _of_optimizers(ours: Any, theirs: Any) -> Iterator[Finding]:
