@@ -8,8 +8,9 @@ none.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from optexp.equivalence.attributes import NAMED
 from optexp.equivalence.observation import Observation, unpacked
-from optexp.equivalence.optimizer_rules import shown
+from optexp.equivalence.optimizer_rules import hyperparameters, shown
 from optexp.equivalence.schedules import schedules
 from optexp.program import StepState
 from optexp.program.counters import PREFIX, is_counted
@@ -84,7 +85,8 @@ class Counterparts:
                 name for name, tensor in seen.items() if _key(name) and _is_laid_out(tensor, baseline.get(name))
             }
             seen = seen | {name: seen[name].reshape(baseline[name].shape) for name in laid_out}
-        ours, theirs = _families(seen), _families(baseline)
+        learning = {name.split("/")[2] for name in (*seen, *baseline) if _key(name)}  # a frozen one has no state
+        ours, theirs = _families(seen, learning), _families(baseline, learning)
         if seen["flag/apart"]:  # after families, as state in lists is counted
             seen = {name: tensor for name, tensor in seen.items() if name in baseline or not _counted(name)}
         more = {key: held for key, held in ours.items() if key not in theirs}
@@ -96,15 +98,16 @@ class Counterparts:
         of_more = {slot.name for held in more.values() for slot in held.values()}
         translated, instead = {n: tensor for n, tensor in seen.items() if n not in of_more}, dict[str, str]()
         for key, other in found.items():
-            of_ours = {place: slot.tensor for place, slot in more[key].items()}
-            translated |= {slot.name: of_ours.get(place, slot.tensor) for place, slot in lacking[other].items()}
+            translated |= _by_name(lacking[other], {place: slot.tensor for place, slot in more[key].items()})
         for key, held in lacking.items():
             if key in found.values():
                 continue
             if all(slot.tensor.numel() == 1 for slot in held.values()):
-                translated |= {slot.name: slot.tensor for slot in held.values()}
+                translated |= _by_name(held, {})
             elif state is not None and seen["flag/apart"] and (kept := _kept(held, seen, state)):
-                translated |= kept
+                translated |= _by_name(held, kept)
+            elif _is_row(held) and _counted(next(iter(held.values())).name):
+                continue  # updates are computed from the baseline's own
             elif others := [k for k in more if k not in found and _fit(more[k], held)]:
                 instead[key] = others[0]
         return translated, instead
@@ -189,19 +192,35 @@ def _amiss(name: str, lacking: Sequence[bool]) -> Iterator[Finding]:
         yield Finding(name, error_rms=0.0, unseen=COUNTS)
 
 
-def _families(seen: Observation) -> dict[str, Family]:
-    """The optimizer state of parameters: by key, in the parameters' entries or in lists with one of each parameter."""
+def _families(seen: Observation, learning: Collection[str]) -> dict[str, Family]:
+    """The optimizer state of parameters: by key, in the parameters' entries, in lists with one of each parameter, or in
+    one row with all of them.
+
+    learning: names of parameters that an optimizer holds, where they are known
+    """
     owners = [name.removeprefix("before/param/") for name in seen if name.startswith("before/param/")]
+    owners = [owner for owner in owners if owner in learning] or owners
+    shapes = [seen[f"before/param/{owner}"].shape for owner in owners]
+    row = (sum(map(math.prod, shapes)),) if len(owners) > 1 else None
     found = dict[str, Family]()
     for name, tensor in seen.items():
         when, _, rest = name.partition("/")
-        if key := _key(name):
+        if when in ("before", "after") and rest.startswith("optimizer/") and tensor.shape == row:
+            parts = zip(owners, shapes, tensor.split([*map(math.prod, shapes)]), strict=True)
+            held = {f"{when}/{owner}": Slot(name, part.view(shape)) for owner, shape, part in parts}
+            found.setdefault(rest, {}).update(held)
+        elif key := _key(name):
             owner = rest.split("/")[1]
             found.setdefault(key, {})[f"{when}/{owner}"] = Slot(name, tensor)
         elif (listed := LISTED.fullmatch(rest)) and when in ("before", "after") and int(listed[2]) < len(owners):
             found.setdefault(listed[1], {})[f"{when}/{owners[int(listed[2])]}"] = Slot(name, tensor)
     partial = {key for key, held in found.items() if LISTED.fullmatch(f"{key}/0") and not _of_all(held, owners, seen)}
     return {key: held for key, held in found.items() if key not in partial}
+
+
+def _is_row(held: Family) -> bool:
+    """Whether one tensor has all of it."""
+    return len({slot.name for slot in held.values() if slot.name.startswith("after/")}) == 1 < len(held)
 
 
 def _of_all(held: Family, owners: Sequence[str], seen: Observation) -> bool:
@@ -257,12 +276,14 @@ def _apart(ours: Family, theirs: Family) -> float:
 
 
 def _before_and_after(seen: Observation) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Optimizer state, by name; counts as the numbers that they are."""
+    """Optimizer state, by name; counts as the numbers that they are. Hyperparameters come from nothing, as those of an
+    optimizer do that a step makes."""
     after = {name.removeprefix("after/"): t for name, t in seen.items() if name.startswith("after/optimizer/")}
     before = {name: seen.get(f"before/{name}", torch.zeros_like(tensor)) for name, tensor in after.items()}
     counts = {name for name, tensor in after.items() if _is_count(tensor) and _is_count(before[name])}
     one, other = ({n: int(t) if n in counts else t for n, t in held.items()} for held in (before, after))
-    return one, other
+    numbers = {name: n.value for name, n in hyperparameters(seen).items() if isinstance(n.value, float)}
+    return one | dict.fromkeys(numbers, 0.0), other | numbers
 
 
 def _is_laid_out(ours: Tensor, theirs: Tensor | None) -> bool:
@@ -282,9 +303,17 @@ def _far(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
     return 0.0 if error == 0 else (error / size) ** 0.5 if size else float("inf")
 
 
-def _kept(theirs: Family, seen: Observation, state: StepState) -> Observation:
-    """By the baseline's names of it, the same state of each parameter where the step keeps it by itself, as in a dict
-    or in optimizers that it makes; nothing where that of one parameter is missing."""
+def _by_name(theirs: Family, ours: Mapping[str, Tensor]) -> Observation:
+    """What is ours, by time and parameter, under the names of theirs; what ours lacks is taken from theirs."""
+    found = dict[str, list[Tensor]]()
+    for place, slot in theirs.items():
+        found.setdefault(slot.name, []).append(ours.get(place, slot.tensor))
+    return {n: parts[0] if len(parts) == 1 else torch.cat([p.flatten() for p in parts]) for n, parts in found.items()}
+
+
+def _kept(theirs: Family, seen: Observation, state: StepState) -> dict[str, Tensor]:
+    """By time and parameter, the same state where the step keeps it by itself, as in a dict or in optimizers that it
+    makes; nothing where that of one parameter is missing."""
     values = state.values([*unpacked("remembers", seen).values()])
     kept = {place: (then, now.detach()) for place, (then, now) in enumerate(values) if isinstance(now, Tensor)}
     sizes = {place: float(now.to(torch.float64).norm()) for place, (_, now) in kept.items()}
@@ -300,8 +329,8 @@ def _kept(theirs: Family, seen: Observation, state: StepState) -> Observation:
         nearest = min(far, key=far.__getitem__, default=None)
         if nearest is None or far[nearest] > FAR:
             return {}
-        then, found[slot.name] = kept.pop(nearest)
+        then, found[place] = kept.pop(nearest)
         if earlier := theirs.get(f"before/{owner}"):
             same = isinstance(then, Tensor) and then.shape == earlier.tensor.shape
-            found[earlier.name] = then.detach() if same else earlier.tensor
+            found[f"before/{owner}"] = then.detach() if same else earlier.tensor
     return found

@@ -24,9 +24,12 @@ EXACT = 1e-12  # relative: schedules compute one rate in other orders
 ROUNDINGS = 64.0  # in u of a tensor's dtype: a rate that a schedule has multiplied many times
 LATER = "rates of later steps"  # of a schedule
 LEFT = "the step leaves it; the baseline changes it in Python, which no captured graph repeats"
+DECAY = "weight_decay"
+IN_THE_LOSS = (
+    " (a decay in the loss, in place of the optimizer's, changes gradients: keep it in one place in both files)"
+)
 SHOWN = 4  # numbers
 CLOSE = 0.02  # relative: numbers of two classes that lie closer together are taken for one number, written wrongly
-
 
 Pair = tuple[list[Number], list[Number]]
 
@@ -34,8 +37,18 @@ Pair = tuple[list[Number], list[Number]]
 def shown(seen: Mapping[str, Tensor]) -> set[str]:
     """Names of hyperparameters that the program's own optimizer was called with, where that is known."""
     called = Rule.unpacked(seen, CALLED)
-    groups = called.groups if called is not None else ()
-    return {f"{OF_GROUPS}{index}/{key}" for index, group in enumerate(groups) for key in group.numbers}
+    return {name.rpartition("/")[0] for name in _by_name(called)}
+
+
+def hyperparameters(seen: Mapping[str, Tensor]) -> dict[str, Number]:
+    """Those of the program's own optimizer, by name."""
+    return _by_name(Rule.unpacked(seen))
+
+
+def _by_name(rule: Rule | None) -> dict[str, Number]:
+    named = ((f"{OF_GROUPS}{index}", group.numbers) for index, group in enumerate(rule.groups if rule else ()))
+    keyed = ((f"{group}/{key}", held) for group, numbers in named for key, held in numbers.items())
+    return {f"{name}/{place}": number for name, held in keyed for place, number in enumerate(held)}
 
 
 def unlike_rules(seen: Mapping[str, Tensor], baseline: Mapping[str, Tensor]) -> Iterator[Finding]:
@@ -48,6 +61,7 @@ def unlike_rules(seen: Mapping[str, Tensor], baseline: Mapping[str, Tensor]) -> 
     if ours is None or theirs is None:
         return
     yield from _of_optimizers(ours, theirs)
+    yield from _of_other_names(ours, theirs)
     for name, held in ours.beside.items():
         expected = theirs.beside.get(name)
         if expected is None or held.kind != expected.kind:
@@ -60,6 +74,19 @@ def unlike_rules(seen: Mapping[str, Tensor], baseline: Mapping[str, Tensor]) -> 
             one, two = _first_differing(pair)
             values = f"{key} of {name} is {_shown(one)}, the baseline's {_shown(two)}"
             yield _other(f"{name}/{key}", values)
+
+
+def _of_other_names(ours: Rule, theirs: Rule) -> Iterator[Finding]:
+    """Switches of an optimizer that a step makes, where the other program has its class by other names alone."""
+    for one, other, whose in ((ours, theirs, "the baseline"), (theirs, ours, "the second program")):
+        for name in sorted(other.beside.keys() - one.beside.keys()):
+            made = other.beside[name]
+            alike = [group.numbers for group in one.groups if one.kind == made.kind]
+            alike += [numbers for held in one.beside.values() if held.kind == made.kind for numbers in held.groups]
+            for key, held in ((key, held) for numbers in made.groups for key, held in numbers.items()):
+                known = [numbers[key] for numbers in alike if key in numbers]
+                if known and held not in known and isinstance(held[0].value, bool):
+                    yield _other(f"{name}/{key}", f"{key} of {name} is {_shown(held)} in {whose}, and not in the other")
 
 
 def _of_optimizers(ours: Rule, theirs: Rule) -> Iterator[Finding]:
@@ -78,11 +105,22 @@ def _of_optimizers(ours: Rule, theirs: Rule) -> Iterator[Finding]:
                 continue
             met.add(key)
             values = f"{key} of {name} is {_shown(pair[0])} where the baseline's optimizer has {_shown(pair[1])}"
+            if (
+                key == DECAY
+                and any(number.value == 0 for held in pair for number in held)
+                and not _is_decoupled(numbers)
+            ):
+                values += IN_THE_LOSS
             if ours.kind == theirs.kind:
                 yield _other(key, values)
             elif _close(*pair):
                 why = f"{values}, and the optimizers are of two classes, {ours.kind} and {theirs.kind}: make both equal"
                 yield Finding(f"{RULE}/{key}", error_rms=0.0, unseen=why)
+
+
+def _is_decoupled(numbers: Numbers) -> bool:
+    """Whether the decay is no part of the gradient, as AdamW's."""
+    return any(number.value for number in numbers.get("decoupled_weight_decay", ()))
 
 
 def _other(key: str, values: str) -> Finding:

@@ -6,6 +6,7 @@ Learning rates are no part of it: who changes them is followed elsewhere.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from weakref import ref
@@ -30,6 +31,7 @@ class _Met:
 
     numbers:    names of values that are no tensors
     containers: names of lists and dicts before its steps
+    moved:      names of values that count
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -37,7 +39,7 @@ class _Met:
         self.met = _values(optimizer)  # no other tensor may get the identity of one
         self.first = {name: _copy(value) for name, value in self.met.items()}
         self.versions = {name: _version(value) for name, value in self.met.items()}
-        self.moved, self.numbers = set[str](), set[str]()
+        self.moved, self.numbers = _of_parameters(optimizer, self.met), set[str]()
 
     def look(self, optimizer: Optimizer) -> dict[str, Value]:
         """Its present values."""
@@ -46,6 +48,18 @@ class _Met:
         self.moved |= {name for name, value in now.items() if _version(value) != self.versions.get(name)}
         self.moved |= self.first.keys() & dict(_containers(optimizer)).keys()  # None, in whose place a list lies now
         return now
+
+
+def _of_parameters(optimizer: Optimizer, values: Mapping[str, Value]) -> set[str]:
+    """Names of tensors in lists with one of each parameter, and of rows with all of them: another optimizer may keep
+    such state by parameter, where it counts before any step changes it."""
+    shapes = [p.shape for group in optimizer.param_groups for p in group["params"]]
+    row, lists, found = (sum(map(math.prod, shapes)),), dict[str, dict[str, torch.Size]](), set[str]()
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            lists.setdefault(name.rpartition("/")[0], {})[name] = value.shape
+            found |= {name} if len(shapes) > 1 and value.shape == row else set()
+    return found.union(*(held for held in lists.values() if [*held.values()] == shapes))
 
 
 _KNOWN: dict[int, tuple[ref[Optimizer], _Met]] = {}  # by id, as some have no hash

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import is_namedtuple, tree_flatten, tree_map
+from torch.utils._pytree import MappingKey, is_namedtuple, tree_flatten, tree_flatten_with_path, tree_map
 
-from optexp.python_state.slots import DEPTH, PLAIN, SIMPLE, WITH_STATE, tensors_in
+from optexp.python_state.slots import DEPTH, MADE, PLAIN, SIMPLE, WITH_STATE, tensors_in
 from optexp.python_state.variables import users
 from optexp.support.sparse import equal as of_parts
 from optexp.support.sparse import is_sparse
@@ -26,6 +26,7 @@ FINE = 2.0**-10  # others: what a fused optimizer holds in float32 moves updates
 NOISE = 3.0  # times as far as noise moves the baseline's
 SEEN = 0.02  # of a change: a larger error has to show
 ROUNDINGS, FEW = 16.0, 4.0  # of the number itself, which may be a long sum; of many numbers' size
+OPTIONS = (MappingKey[Any, Any]("param_groups"), MappingKey[Any, Any](MADE))  # of an optimizer that a step makes
 
 
 Pair = Sequence[Any]  # before and after
@@ -99,8 +100,16 @@ def lacking(
 def values(pair: Pair) -> list[tuple[Any, Any]]:
     """Before and after, of each value."""
     orders: Orders = {}
-    (then, shape), (now, later) = (tree_flatten(_sorted(_opened(value, orders))) for value in pair)
-    return list(zip(then if shape == later else [0.0] * len(now), now, strict=True))
+    before, after = (_sorted(_opened(value, orders)) for value in pair)
+    (then, shape), (now, later) = tree_flatten(before), tree_flatten(after)
+    if shape == later:
+        return list(zip(then, now, strict=True))
+    return [(leaf if _is_option(path, leaf) else 0.0, leaf) for path, leaf in tree_flatten_with_path(after)[0]]
+
+
+def _is_option(path: Sequence[Any], leaf: Any) -> bool:
+    """Whether it says how an optimizer that the step made computes, or where the optimizer lies: it is no count."""
+    return any(key in path for key in OPTIONS) and not _real(leaf)
 
 
 def _still(before: Any, after: Any) -> bool:
@@ -116,8 +125,9 @@ def _moves_alike(ours: tuple[Any, Any], theirs: tuple[Any, Any], unit: float, by
     by: how far noise moves the second
     """
     (before, one), (started, other) = ours, theirs
-    if all(type(value) is int for value in (before, one, started, other)):
-        return bool(one - before == other - started)
+    if int in (type(one), type(other)):  # torch's optimizers count in tensors
+        moved, expected = _moved(before, one), _moved(started, other)
+        return moved is not None and moved == expected
     if type(one) is not type(other) and not all(_real(value) and _wide(value).numel() == 1 for value in (one, other)):
         return False
     if (far := _distance(before, one, started, other)) == inf:  # of other shapes
@@ -127,6 +137,19 @@ def _moves_alike(ours: tuple[Any, Any], theirs: tuple[Any, Any], unit: float, by
         off = _distance(0.0, before, 0.0, started)
         off = off if off <= FINE * float(_wide(started).norm()) else 0.0  # else it is another thing
     return far <= allowed + NOISE * off
+
+
+def _moved(before: Any, after: Any) -> int | None:
+    """How far a whole number moved; None of others."""
+    start, end = _whole(before), _whole(after)
+    return None if start is None or end is None else end - start
+
+
+def _whole(value: Any) -> int | None:
+    """A whole number, whatever holds it."""
+    if isinstance(value, Tensor):
+        value = None if value.numel() != 1 or value.is_complex() or is_sparse(value) else value.item()
+    return int(value) if type(value) in (int, float) and float(value).is_integer() else None
 
 
 def _leaves(ours: Pair, theirs: Pair) -> list[tuple[Any, Any, Any, Any]]:
