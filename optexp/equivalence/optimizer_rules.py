@@ -25,9 +25,7 @@ ROUNDINGS = 64.0  # in u of a tensor's dtype: a rate that a schedule has multipl
 LATER = "rates of later steps"  # of a schedule
 LEFT = "the step leaves it; the baseline changes it in Python, which no captured graph repeats"
 DECAY = "weight_decay"
-IN_THE_LOSS = (
-    " (a decay in the loss, in place of the optimizer's, changes gradients: keep it in one place in both files)"
-)
+IN_THE_LOSS = " (a decay in the loss in place of the optimizer's changes gradients: keep it in one place in both files)"
 SHOWN = 4  # numbers
 CLOSE = 0.02  # relative: numbers of two classes that lie closer together are taken for one number, written wrongly
 

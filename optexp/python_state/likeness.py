@@ -26,7 +26,7 @@ FINE = 2.0**-10  # others: what a fused optimizer holds in float32 moves updates
 NOISE = 3.0  # times as far as noise moves the baseline's
 SEEN = 0.02  # of a change: a larger error has to show
 ROUNDINGS, FEW = 16.0, 4.0  # of the number itself, which may be a long sum; of many numbers' size
-OPTIONS = (MappingKey[Any, Any]("param_groups"), MappingKey[Any, Any](MADE))  # of an optimizer that a step makes
+OPTIONS: tuple[Any, ...] = (MappingKey("param_groups"), MappingKey(MADE))  # of an optimizer that a step makes
 
 
 Pair = Sequence[Any]  # before and after
