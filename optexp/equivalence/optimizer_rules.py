@@ -30,6 +30,8 @@ EXACT = 1e-12  # relative: schedules compute one rate in other orders
 ROUNDINGS = 64.0  # in u of a tensor's dtype: a rate that a schedule has multiplied many times
 LATER = "rates of later steps"  # of a schedule
 LEFT = "the step leaves it; the baseline changes it in Python, which no captured graph repeats"
+DECAY = "weight_decay"
+IN_THE_LOSS = " (a decay in the loss in place of the optimizer's changes gradients: keep it in one place in both files)"
 SHOWN = 4  # numbers
 CLOSE = 0.02  # relative: numbers of two classes that lie closer together are taken for one number, written wrongly
 
@@ -187,11 +189,18 @@ def _of_optimizers(ours: Any, theirs: Any) -> Iterator[Finding]:
                 continue
             met.add(key)
             values = f"{key} of {name} is {_shown(pair[0])} where the baseline's optimizer has {_shown(pair[1])}"
+            if key == DECAY and 0 in (value for held in pair for value, _ in held) and not _is_decoupled(numbers):
+                values += IN_THE_LOSS
             if kind == other:
                 yield _other(key, values)
             elif _close(*pair):
                 why = f"{values}, and the optimizers are of two classes, {kind} and {other}: make both equal"
                 yield Finding(f"{RULE}/{key}", error_rms=0.0, unseen=why)
+
+
+def _is_decoupled(numbers: Numbers) -> bool:
+    """Whether the decay is no part of the gradient, as AdamW's."""
+    return any(value for value, _ in numbers.get("decoupled_weight_decay", ()))
 
 
 def _other(key: str, values: str) -> Finding:
