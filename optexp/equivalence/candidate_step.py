@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from optexp.equivalence import loss_scale
-from optexp.equivalence.counterparts import instead_of, without
 from optexp.equivalence.determined import determined
 from optexp.equivalence.effects import broken_effects
 from optexp.equivalence.fp64_quantities import causes, quantities, updates
@@ -19,6 +18,7 @@ from optexp.equivalence.input_set import InputSet
 from optexp.equivalence.nature import explained
 from optexp.equivalence.near_ties import AT_ONCE, NEAR, TIED, allow_near_ties
 from optexp.equivalence.observation import Observation
+from optexp.equivalence.optimizer_counterparts import instead_of, without
 from optexp.equivalence.optimizer_rules import unlike_rules, with_rules
 from optexp.equivalence.quantities import Quantity, source
 from optexp.equivalence.quantity_gates import baseline_at, compare, rows_far_off, unseen_for
@@ -62,7 +62,7 @@ class CandidateStep:
         """
         self.inputs.fp64.adopt(self.inputs.baseline)
         state = self.inputs.fp64.program.step_state
-        seen, instead = self.inputs.counterparts.translated(self.seen, self.inputs.baseline, state)
+        seen, instead = self.inputs.optimizer_names.translated(self.seen, self.inputs.baseline, state)
         seen, amiss = self._remembered(seen)
         named = replace(self, seen=seen, instead=instead)
         return [*amiss, *(instead_of(*names) for names in instead.items()), *named._in_baseline_names()]
@@ -73,7 +73,7 @@ class CandidateStep:
         if state is None or not seen["flag/apart"]:
             return seen, []
         spread, unit = inputs.yardsticks.state_spread, inputs.arithmetic.row.unit
-        return inputs.counterparts.remembered(
+        return inputs.step_names.translated(
             seen, inputs.baseline, state, unit, spread, drifted=self.step == TIMED, optimizer=self.seen
         )
 

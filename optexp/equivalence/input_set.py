@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 
 from optexp.equivalence.arithmetic import Arithmetic
 from optexp.equivalence.baseline_traits import BaselineTraits
-from optexp.equivalence.counterparts import Counterparts
 from optexp.equivalence.fp64_reference import Fp64Reference
 from optexp.equivalence.gates import Yardstick
 from optexp.equivalence.input_families import FAMILIES
 from optexp.equivalence.observation import Observation
+from optexp.equivalence.optimizer_counterparts import OptimizerCounterparts
 from optexp.equivalence.quantities import Quantity, is_noise
+from optexp.equivalence.step_counterparts import StepCounterparts
 from optexp.equivalence.yardsticks import SetYardsticks
 
 
@@ -24,7 +25,7 @@ class InputSet:
     traits:     of the baseline, from this set and those before
     yardsticks: of this set
     candidate:  the candidate's observation that the gates saw last; empty before the first
-    counterparts: what the candidate calls the baseline's state
+    optimizer_names, step_names: what the candidate calls the baseline's state
     """
 
     fp64: Fp64Reference
@@ -32,7 +33,8 @@ class InputSet:
     traits: BaselineTraits
     yardsticks: SetYardsticks = field(default_factory=SetYardsticks)
     candidate: Observation = field(default_factory=dict)
-    counterparts: Counterparts = field(default_factory=Counterparts)
+    optimizer_names: OptimizerCounterparts = field(default_factory=OptimizerCounterparts)
+    step_names: StepCounterparts = field(default_factory=StepCounterparts)
 
     @property
     def step(self) -> int:

@@ -213,10 +213,10 @@ class Judge:
 
     def distribution(self, tensor: str) -> Distribution | None:
         """Errors of one output of the step that was judged last, in both arms; None where that step has no such."""
-        counterparts, baseline_run = self.inputs.counterparts, self.inputs.baseline
+        names, baseline_run = self.inputs.optimizer_names, self.inputs.baseline
         if f"out/{tensor}" not in baseline_run:
             return None
-        arms = baseline_run, counterparts.translated(self.inputs.candidate, baseline_run)[0]  # as the gates saw it
+        arms = baseline_run, names.translated(self.inputs.candidate, baseline_run)[0]  # as the gates saw it
         baseline, candidate = (self._guarded(self._histogram, seen, f"out/{tensor}") for seen in arms)
         return Distribution(baseline, candidate, tensor)
 

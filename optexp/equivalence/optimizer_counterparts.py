@@ -1,43 +1,25 @@
-"""Names of the same state in two programs that were written apart, matched by values.
+"""Names of the same optimizer state in two programs, matched by values.
 
-A second file may give an average or an optimizer's state another name, hold it in another object, and keep more than
-the baseline does. What later steps and readers of the baseline's state depend on is its values: each must be somewhere
-in the other program, and change there alike. What the other program keeps beside them shows in later results, or in
-none.
+A second optimizer may give its state another name, and hold it in lists, in one row, or in what the step keeps. Updates
+depend on its values: each must be somewhere in the other program.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from optexp.equivalence.attributes import NAMED
 from optexp.equivalence.observation import Observation, unpacked
-from optexp.equivalence.optimizer_rules import hyperparameters, shown
-from optexp.equivalence.schedules import schedules
 from optexp.program import StepState
 from optexp.program.counters import PREFIX, is_counted
-from optexp.records.verification import Finding, broken
+from optexp.records.verification import Finding
 
 FAR = 0.02  # relative: two names whose tensors are further apart are no name of the same state
-BY_NAME = ("optimizer/", "random", "numpy.random")  # state that both programs keep by the same name
-LACKS = "the baseline changes it; nothing that the second program keeps changes as it does"
-FOR_PEOPLE = (
-    "the baseline keeps {}, which nothing in its files reads but its own update and what prints it: the second program"
-    " keeps nothing like it, and need not"
-)
-ALONE = "it changes as something of the baseline's does, and at times alone"
-COUNTS = (
-    "the baseline counts it on, and nothing that the second program keeps counts alike: what later steps make of it was"
-    " not seen; keep it in both, or in neither"
-)
 INSTEAD = (
     "the baseline's optimizer keeps it, and the second program's keeps {} instead, with other values: updates after the"
     " first one cannot be computed from that"
@@ -58,17 +40,10 @@ Family = dict[str, Slot]  # the same state of all parameters: by time and parame
 
 
 @dataclass
-class Counterparts:
-    """Names of the same state in both programs of a comparison.
-
-    keys:  by a key of the candidate's optimizer state, the baseline's
-    names: by a name of what the candidate's step keeps in Python, those of the baseline's that changed alike so far
-    alone: names of what the candidate's step changed where nothing of the baseline's changed alike
-    """
+class OptimizerCounterparts:
+    """keys: by a key of the candidate's optimizer state, the baseline's"""
 
     keys: dict[str, str] = field(default_factory=dict)
-    names: dict[str, set[str]] = field(default_factory=dict)
-    alone: set[str] = field(default_factory=set)
 
     def translated(
         self, seen: Observation, baseline: Observation, state: StepState | None = None
@@ -112,67 +87,6 @@ class Counterparts:
                 instead[key] = others[0]
         return translated, instead
 
-    def remembered(
-        self,
-        seen: Observation,
-        baseline: Observation,
-        state: StepState,
-        unit: float,
-        spread: Mapping[str, Sequence[float]],
-        drifted: bool,
-        optimizer: Observation,
-    ) -> tuple[Observation, list[Finding]]:
-        """The candidate's observation with the baseline's names of what its step keeps in Python; and what is amiss.
-
-        Schedules whose later rates are known are compared by these.
-
-        spread:  by name, how far noise moves numbers of the baseline
-        drifted: each arm made many steps before
-        optimizer: holds the state of the candidate's optimizer, which may be what the baseline's step keeps by itself
-        """
-        ours, theirs = unpacked("remembers", seen), unpacked("remembers", baseline)
-        named = {name for name in ours.keys() & theirs.keys() if state.alike_in_kind(ours[name], theirs[name])}
-        named |= {name for name in ours.keys() | theirs.keys() if name.startswith(BY_NAME)}
-        # Updates are computed with what the rules of both show; what a step sets for the next one shows in that.
-        computed = shown(seen) & shown(baseline)
-        ours, theirs = ({n: packed for n, packed in held.items() if n not in computed} for held in (ours, theirs))
-        others = {name: packed for name, packed in ours.items() if name not in named}
-        left_out = others.keys() | computed
-        translated = {name: tensor for name, tensor in seen.items() if name.removeprefix("remembers/") not in left_out}
-        translated |= {key: baseline[key] for name in computed if (key := f"remembers/{name}") in baseline}
-        known, findings, unread = schedules(baseline), list[Finding](), list[str]()
-        lone = theirs.keys() - named
-        held = cache(lambda: state.pack(_before_and_after(optimizer)))
-        for_people = cache(lambda: state.write_only(lone))  # it reads files, and few steps ask for it
-        for name in sorted(lone):
-            translated[f"remembers/{name}"] = baseline[f"remembers/{name}"]
-            if name in known:
-                continue
-            lacks = partial(state.lacking, theirs=theirs[name], unit=unit, noise=spread.get(name, ()), drifted=drifted)
-            lacking = lacks([*ours.values()])
-            if any(lacking):  # real numbers: each optimizer counts its steps, which shows nothing
-                lacking = lacks([*ours.values(), held()])
-            if lacking and name in for_people():
-                unread.append(name)
-            else:
-                findings += _amiss(name, lacking)
-            if any(lacks([])):  # a real number: many things count alike
-                self._meet(name, {other for other, packed in others.items() if not lacks([packed])})
-        if unread:
-            names = ", ".join(unread)
-            findings.append(Finding(f"{NAMED}{names}", bitwise=True, message=FOR_PEOPLE.format(names)))
-        self.alone |= {name for name in others if not self.names.get(name, set()) & theirs.keys()}
-        findings += [broken(name, ALONE) for name in sorted(self.alone) if self.names.get(name)]
-        return translated, findings
-
-    def _meet(self, name: str, alike: set[str]) -> None:
-        """Note a step in which some of what the candidate keeps changed as `name` of the baseline's did."""
-        for other in alike:
-            self.names.setdefault(other, {name})
-        for other, names in self.names.items():
-            if other not in alike:
-                names.discard(name)
-
 
 def without(seen: Observation, keys: Mapping[str, str]) -> Observation:
     """An observation without optimizer state of these keys."""
@@ -182,14 +96,6 @@ def without(seen: Observation, keys: Mapping[str, str]) -> Observation:
 def instead_of(key: str, other: str) -> Finding:
     """Updates from optimizer state that the baseline's optimizer does not have are unseen."""
     return Finding(f"optimizer/{key}", error_rms=0.0, unseen=INSTEAD.format(other))
-
-
-def _amiss(name: str, lacking: Sequence[bool]) -> Iterator[Finding]:
-    """lacking: of each value without a counterpart, whether it is a real number"""
-    if any(lacking):
-        yield broken(name, LACKS)
-    elif lacking:
-        yield Finding(name, error_rms=0.0, unseen=COUNTS)
 
 
 def _families(seen: Observation, learning: Collection[str]) -> dict[str, Family]:
@@ -272,18 +178,7 @@ def _apart(ours: Family, theirs: Family) -> float:
     places = ours.keys() & theirs.keys()
     pairs = [(ours[p].tensor, theirs[p].tensor) for p in places]
     far = _far(pairs)
-    return float("inf") if far and all(_is_count(t) for pair in pairs for t in pair) else far
-
-
-def _before_and_after(seen: Observation) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Optimizer state, by name; counts as the numbers that they are. Hyperparameters come from nothing, as those of an
-    optimizer do that a step makes."""
-    after = {name.removeprefix("after/"): t for name, t in seen.items() if name.startswith("after/optimizer/")}
-    before = {name: seen.get(f"before/{name}", torch.zeros_like(tensor)) for name, tensor in after.items()}
-    counts = {name for name, tensor in after.items() if _is_count(tensor) and _is_count(before[name])}
-    one, other = ({n: int(t) if n in counts else t for n, t in held.items()} for held in (before, after))
-    numbers = {name: n.value for name, n in hyperparameters(seen).items() if isinstance(n.value, float)}
-    return one | dict.fromkeys(numbers, 0.0), other | numbers
+    return float("inf") if far and all(is_count(t) for pair in pairs for t in pair) else far
 
 
 def _is_laid_out(ours: Tensor, theirs: Tensor | None) -> bool:
@@ -291,7 +186,7 @@ def _is_laid_out(ours: Tensor, theirs: Tensor | None) -> bool:
     return theirs is not None and ours.shape != theirs.shape and ours.squeeze().shape == theirs.squeeze().shape
 
 
-def _is_count(tensor: Tensor) -> bool:
+def is_count(tensor: Tensor) -> bool:
     return tensor.numel() == 1 and float(tensor).is_integer()
 
 
