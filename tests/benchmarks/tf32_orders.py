@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from optexp.equivalence import tf32_operands
 from optexp.equivalence.reassociation import RUNS, Reassociated
-from tests.benchmarks.zoo.generative import Discriminator
+
+zoo = import_module("tests.benchmarks.zoo.generative")  # models as users write them, without types
 
 LIMIT = 3.0  # times the largest error of the baseline's runs, which a loss may err by
 OF_RUNS: dict[str, Sequence[Sequence[Callable[[Tensor], Tensor]]]] = {  # of each run, functions of an operand
@@ -32,7 +34,7 @@ OF_RUNS: dict[str, Sequence[Sequence[Callable[[Tensor], Tensor]]]] = {  # of eac
 def ratios(seed: int) -> dict[str, float]:
     """The candidate's error over the largest of the baseline's, by how runs take operands."""
     torch.manual_seed(seed)
-    model = Discriminator().cuda().eval()
+    model = zoo.Discriminator().cuda().eval()
     real, fake = torch.randn(2, 3, 3, 16, 16, device="cuda").unbind()
     exact = float(deepcopy(model).double()(real.double(), fake.double()))
 
