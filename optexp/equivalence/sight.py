@@ -47,6 +47,9 @@ def unseen(
     unit = max(unit, coarsest / 2)
     low = unit > TOLERANCES["float32"].unit
     hidden = min(limit, found)
-    if hidden <= max(SEEN, SEEN_UNITS * unit * low) * scale or (low and hidden <= SEEN_UNITS * unit * terms()):
+    if hidden <= max(SEEN, SEEN_UNITS * unit * low) * scale:
+        return "", False
+    rounding = SEEN_UNITS * unit * terms()
+    if hidden <= rounding and (low or scale <= rounding):  # a tensor so small is little but rounding of its terms
         return "", False
     return f"rounding alone moves the baseline's so far that {limit / scale:.2g} of its size would pass", False

@@ -52,6 +52,14 @@ def test_a_sum_that_cancels_is_seen_beside_its_terms_where_precision_is_low() ->
     assert seen(limit=0.5, spread=0.2, terms=lambda: 10.0)[0]
 
 
+def test_a_gradient_that_is_little_but_the_rounding_of_its_terms_is_seen_beside_them() -> None:
+    """A scale before a batch norm: its gradient is 7e-7 of its terms, and errs by twice its size."""
+    small = {"scale": 10 * U, "plain": 10 * U, "spread": 10 * U}
+    assert not seen(**small, limit=22 * U)[0]
+    assert seen(**small, limit=40 * U)[0], "more than rounding"
+    assert seen(scale=40 * U, plain=10 * U, spread=10 * U, limit=22 * U)[0], "float32 can compute it"
+
+
 def test_a_baseline_that_rounding_does_not_explain_has_another_reference() -> None:
     why, parted = seen(plain=0.003, limit=0.012, spread=2 * U)
     assert parted
