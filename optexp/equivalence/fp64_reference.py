@@ -20,7 +20,7 @@ from optexp.equivalence.perturbation import turn_parameters, vary
 from optexp.equivalence.tensor_math import chunks, identical, name_of
 from optexp.equivalence.trajectory import Rates
 from optexp.errors import NoReference
-from optexp.program import Batch, Outputs, gradients, keeping, map_batch, tensors_of
+from optexp.program import Batch, Outputs, gradients, keeping, map_batch, rate_of, tensors_of
 from optexp.support.float64 import InFloat64, widened
 from optexp.support.memory_plan import give_back
 from optexp.support.sparse import is_sparse
@@ -221,7 +221,7 @@ class Fp64Reference:
         after = self.program.state() if self.moving else {}
         golden |= {name: after[name].detach().clone() for name in self.moving}
         if self.program.optimizer is not None:
-            rates = [float(group["lr"]) for group in self.program.optimizer.param_groups]
+            rates = [*map(rate_of, self.program.optimizer.param_groups)]
             self.results.update_inputs.left[index] = rates
         return golden
 
@@ -262,8 +262,8 @@ class Fp64Reference:
         self.program.put(state)
         groups = optimizer.param_groups if step_state is not None and optimizer is not None else ()
         for index, group in enumerate(groups):
-            rate, own = group["lr"], state.get(f"optimizer/group{index}/lr")
-            if own is not None and not isinstance(rate, Tensor) and isclose(float(own), rate, rel_tol=ROUNDED):
+            rate, own = group.get("lr"), state.get(f"optimizer/group{index}/lr")
+            if own is not None and isinstance(rate, (int, float)) and isclose(float(own), rate, rel_tol=ROUNDED):
                 group["lr"] = float(own)  # an arm's float32, after many steps
 
     @contextmanager

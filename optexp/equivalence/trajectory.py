@@ -14,7 +14,7 @@ from torch import Tensor
 
 from optexp.equivalence.noise import move
 from optexp.equivalence.optimizer_rules import LATER
-from optexp.program import Batch, NotCalled, Program
+from optexp.program import Batch, NotCalled, Program, rate_of
 from optexp.support.reading import read
 
 RATES = (1.0, 0.5, 2.0)  # of single steps that are compared with fp64, in turn: a rate that is frozen shows
@@ -36,16 +36,16 @@ class Rates:
 
     def __init__(self, program: Program) -> None:
         self.groups = program.optimizer.param_groups if program.optimizer is not None else []
-        self.own = [float(group["lr"]) for group in self.groups]
+        self.own = [*map(rate_of, self.groups)]
 
     def set(self, factor: float) -> None:
         """As a scheduler does: a rate that lives in a tensor is written there."""
         if self.kept:
             return
         for group, own in zip(self.groups, self.own, strict=True):
-            if isinstance(group["lr"], Tensor):
+            if isinstance(group.get("lr"), Tensor):
                 group["lr"].fill_(own * factor)
-            else:
+            elif "lr" in group:
                 group["lr"] = own * factor
 
 

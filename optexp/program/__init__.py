@@ -24,6 +24,7 @@ from optexp.program.program import Alias as Alias
 from optexp.program.program import Program as Program
 from optexp.program.program import Step as Step
 from optexp.program.program import StepState as StepState
+from optexp.program.rates import rate_of as rate_of
 from optexp.program.state import BEGIN_AS_ONE as BEGIN_AS_ONE
 from optexp.program.state import BEGIN_AS_RATE as BEGIN_AS_RATE
 from optexp.program.state import TAKE_SPARSE as TAKE_SPARSE

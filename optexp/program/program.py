@@ -264,7 +264,7 @@ class Program:
                 held = read(value) if isinstance(value, Tensor) else torch.tensor(value, dtype=kind, device="cpu")
                 tensors[name] = held
             for index, group in enumerate(self.optimizer.param_groups):
-                if isinstance(group["lr"], Tensor):
+                if isinstance(group.get("lr"), Tensor):
                     tensors[f"optimizer/group{index}/lr"] = read(group["lr"])
         if self.scaler is not None:
             for key in ("_scale", "_growth_tracker"):

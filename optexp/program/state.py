@@ -15,6 +15,7 @@ from optexp.program.counters import is_counted
 from optexp.program.first_values import first, is_own, noted
 from optexp.program.not_called import NotCalled
 from optexp.program.program import Program
+from optexp.program.rates import rate_of
 from optexp.python_state.model_state import ModelState
 from optexp.python_state.records import Table
 from optexp.support import sparse, wrapped
@@ -93,13 +94,13 @@ def _at_first(program: Program, name: str, tensor: Tensor) -> Tensor:
     _, _, path = name.partition("/")
     owner, _, key = path.rpartition("/")
     found = next(((alias, p) for alias, p in program.parameters() if alias.name == owner), None)
-    rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    rates = {p: rate_of(group) for group in optimizer.param_groups for p in group["params"]}
     if found is None or found[1] not in rates:
         return first_value(key, tensor, 0.0)
     alias, parameter = found
     begun = first(optimizer, parameter, key)
     if begun is None:
-        return first_value(key, tensor, float(rates[parameter]))
+        return first_value(key, tensor, rates[parameter])
     return torch.as_tensor(alias(begun) if isinstance(begun, Tensor) else begun).to(tensor, copy=True)
 
 

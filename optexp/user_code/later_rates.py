@@ -54,4 +54,4 @@ def _twin(optimizer: Optimizer) -> SGD:
 
 
 def _in_tensors(optimizer: Optimizer) -> bool:
-    return any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups)
+    return any(isinstance(group.get("lr"), Tensor) for group in optimizer.param_groups)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from optexp.program import first, first_value
+from optexp.program import first, first_value, rate_of
 from optexp.python_state.slots import Slot
 
 
@@ -20,7 +20,7 @@ def other_tensors(optimizer: Optimizer, model: nn.Module) -> Iterator[tuple[Tens
     for group in optimizer.param_groups:
         for tensor in group["params"]:
             if id(tensor) not in own:
-                yield tensor, float(group["lr"])
+                yield tensor, rate_of(group)
 
 
 def state_slots(optimizer: Optimizer, model: nn.Module) -> Iterator[Slot]:

@@ -23,7 +23,7 @@ from optexp.equivalence.schedules import STEPS
 from optexp.equivalence.step_digest import Digest, digest
 from optexp.equivalence.trajectory import RATES
 from optexp.measurement import clock
-from optexp.program import Batch, is_training, map_batch, tensors_of
+from optexp.program import Batch, is_training, map_batch, rate_of, tensors_of
 from optexp.support import own_code, wrapped
 from optexp.support.pausing import Used
 from optexp.workers.arm_program import draw
@@ -309,7 +309,7 @@ class Checks(Timing):
             while len(found) < (steps or STEPS) and (steps or clock.on_core() < limit):
                 with calls(self.program) as called:
                     run()
-                used, left = ([float(group["lr"]) for group in groups] for groups in (called, self.rates.groups))
+                used, left = ([*map(rate_of, groups)] for groups in (called, self.rates.groups))
                 found.append((used, left))
         self.program.feed.pause()
         return found
@@ -322,7 +322,7 @@ class Checks(Timing):
             self.rates.set(factor)
             with self.quiet(), calls(self.program) as called:
                 self.program.step(self.program, self.program.feed.next())
-            return [float(group["lr"]) for group in (*called, *self.rates.groups)]
+            return [*map(rate_of, (*called, *self.rates.groups))]
 
         found = trajectory.sets_rates(self.program, used)
         self.restore()

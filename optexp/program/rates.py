@@ -1,0 +1,11 @@
+"""Learning rates of an optimizer's groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def rate_of(group: Mapping[str, Any]) -> float:
+    """The group's `lr`; 0 where its optimizer calls it otherwise, or has none: nobody else can change it then."""
+    return float(group.get("lr", 0.0))
