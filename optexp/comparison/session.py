@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from math import isclose
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -64,9 +65,9 @@ ROUNDED = (
     "the model begins with other values in {} by rounding alone ({} differs), as a solver leaves them (lstsq, svd, qr):"
     " save the initial values to a file once, and load it where the model is built"
 )
-BY_ROUNDING = 1e-5  # of a sum: the largest difference that is called rounding; another seed gives another sum
-# Keys that change how a comparison runs, and not what it compares.
+BY_ROUNDING = 1e-5  # relative difference of a tensor's sums: other seeds give larger ones
 BY_FAR = 1.5  # times the remaining time of a search that a forecast exceeds: it may be too long itself
+# Keys that change how a comparison runs, and not what it compares.
 NOT_COMPARED = {"replay", "device", "isolation", "verify", "horizon_steps", "timeout_s", "profile", "auto", "patch"}
 
 
@@ -249,7 +250,8 @@ class Session:
         for info, rebuilt in infos:
             if different := [name for name, value in info.built.items() if built.get(name, value) != value]:
                 tensor = different[0].partition("/")[2]
-                if all(_by_rounding(float(built[name]), float(info.built[name])) for name in different):
+                sums = ((float(built[name]), float(info.built[name])) for name in different)
+                if all(isclose(*pair, rel_tol=BY_ROUNDING) for pair in sums):
                     raise NoReference(ROUNDED.format("the second program" if rebuilt else "each process", tensor))
                 raise NoReference(OTHER_VALUES.format(tensor) if rebuilt else UNLIKE.format(tensor))
 
@@ -371,10 +373,6 @@ class Session:
         if not self.isolated:
             self.machine.restore_process()
         self.machine.release()
-
-
-def _by_rounding(one: float, other: float) -> bool:
-    return abs(one - other) <= BY_ROUNDING * abs(one)
 
 
 @contextmanager

@@ -205,7 +205,7 @@ def _has_gradients(seen: Observation) -> bool:
 
 
 def _updates(seen: Observation) -> bool:
-    """Whether any parameter differs after the step."""
+    """Whether the step changes a parameter."""
     pairs = [
         (tensor, seen.get(before.replace("before/", "after/", 1)))
         for before, tensor in seen.items()

@@ -63,7 +63,7 @@ def broken_effects(
 
 
 def _stays(buffer: str, seen: Observation) -> bool:
-    """Whether no step so far has changed a buffer."""
+    """Whether a buffer still has its first values."""
     before = seen.get(f"before/{buffer}")
     if not any(name.startswith("after/") for name in seen):  # without an optimizer, only what changed is there
         return before is None and f"changed/{buffer}" not in seen

@@ -38,7 +38,7 @@ class Fp64Reference:
     initial:     the state that all arms start from, in the arms' dtype
     source:      draws the batches;  feed: that of the arms' program
     drawn:       the set that was drawn last;  begins_with: Python state of the next step
-    registered:  tensors that it begins with, and that the initial state lacks
+    registered:  buffers that it begins with, and that the initial state lacks
     results:     of that set; replaced by an empty object as soon as they hold no longer
     """
 
@@ -123,12 +123,13 @@ class Fp64Reference:
         self.results = Fp64Results()
 
     def adopt(self, baseline: Mapping[str, Tensor]) -> None:
-        """Begin the next steps with the Python state that the baseline's step began with, and with its new tensors.
+        """Begin the next steps with the Python state that the baseline's step began with, and with its new buffers.
 
         An arm that registers a buffer before its first step, as a capture does, tells of no change.
         """
         self.begins_with = PythonState(unpacked("memory", baseline), unpacked("keeps", baseline))
-        self.registered = {name: tensor for name, tensor in before(baseline).items() if name not in self.initial}
+        new = before(baseline).keys() - self.initial.keys()
+        self.registered = {name: baseline[f"before/{name}"] for name in new if name.startswith("buffer/")}
 
     def follow(self, parameters: Iterable[str]) -> None:
         """Return these parameters after each step, too."""

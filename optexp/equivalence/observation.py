@@ -12,7 +12,7 @@ memory/<name>          of `Program.step_state`, packed, before: only what is no 
 remembers/<name>       of `Program.step_state`, packed, before and after: only what the step changed
 keeps/<name>           of `Program.keeps`, packed, before: only what is no longer as it was at first
 moves/<name>           of `Program.keeps`, packed, before and after: only what the step changed
-rule                   of the optimizer after the step (see `optexp.equivalence.optimizer_rules`)
+rule                   of the optimizer after the step (see `optexp.equivalence.rule`)
 rule called            of the optimizer as it was called, where that is known
 flag/inputs_intact     1 where the step left its batch as it was
 flag/plain             1 where outputs and gradients are plain tensors, without attributes

@@ -125,12 +125,12 @@ def _families(seen: Observation, learning: Collection[str]) -> dict[str, Family]
 
 
 def _is_row(held: Family) -> bool:
-    """Whether one tensor has all of it."""
+    """Whether a single tensor holds the state of all parameters."""
     return len({slot.name for slot in held.values() if slot.name.startswith("after/")}) == 1 < len(held)
 
 
 def _of_all(held: Family, owners: Sequence[str], seen: Observation) -> bool:
-    """Whether a list has an entry of equal shape for each parameter."""
+    """Whether a list holds one tensor for each parameter, with the parameter's shape."""
     return all(
         (slot := held.get(f"after/{owner}")) is not None and slot.tensor.shape == seen[f"before/param/{owner}"].shape
         for owner in owners
@@ -151,7 +151,7 @@ def _counted(name: str) -> bool:
 
 
 def _fit(ours: Family, theirs: Family) -> bool:
-    """Whether both have entries of equal shape for the same parameters after the step. Entries before it may lack."""
+    """Whether both cover the same parameters after the step, with equal shapes. Before the step one may be absent."""
     after = [{place for place in held if place.startswith("after/")} for held in (ours, theirs)]
     common = ours.keys() & theirs.keys()
     return after[0] == after[1] and all(ours[place].tensor.shape == theirs[place].tensor.shape for place in common)

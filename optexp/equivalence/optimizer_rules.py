@@ -103,11 +103,8 @@ def _of_optimizers(ours: Rule, theirs: Rule) -> Iterator[Finding]:
                 continue
             met.add(key)
             values = f"{key} of {name} is {_shown(pair[0])} where the baseline's optimizer has {_shown(pair[1])}"
-            if (
-                key == DECAY
-                and any(number.value == 0 for held in pair for number in held)
-                and not _is_decoupled(numbers)
-            ):
+            absent = any(number.value == 0 for held in pair for number in held)
+            if key == DECAY and absent and not _is_decoupled(numbers):
                 values += IN_THE_LOSS
             if ours.kind == theirs.kind:
                 yield _other(key, values)

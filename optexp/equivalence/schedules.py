@@ -21,13 +21,12 @@ Schedule = tuple[str, list[float]]  # its class; of each `TOGETHER` steps the me
 def schedules(seen: Mapping[str, Tensor]) -> dict[str, Schedule]:
     """Schedules whose later rates are known, by name."""
     rule = Rule.unpacked(seen)
-    known = {name: held for name, held in rule.beside.items() if held.groups} if rule is not None else {}
-    rates = {name: held.groups[0].get(LATER, ()) for name, held in known.items()}
-    return {
-        name: (known[name].kind, [rate.value for rate in held if isinstance(rate.value, (int, float))])
-        for name, held in rates.items()
-        if held
-    }
+    found = dict[str, Schedule]()
+    for name, held in rule.beside.items() if rule is not None else ():
+        numbers = held.groups[0].get(LATER, []) if held.groups else []
+        if rates := [number.value for number in numbers if isinstance(number.value, (int, float))]:
+            found[name] = held.kind, [*map(float, rates)]
+    return found
 
 
 def unlike_schedules(seen: Mapping[str, Tensor], baseline: Mapping[str, Tensor]) -> Iterator[Finding]:

@@ -7,5 +7,5 @@ from typing import Any
 
 
 def rate_of(group: Mapping[str, Any]) -> float:
-    """The group's `lr`; 0 where its optimizer calls it otherwise, or has none: nobody else can change it then."""
+    """The group's `lr`; 0 where its optimizer has none, or another name for it, which no schedule changes."""
     return float(group.get("lr", 0.0))
