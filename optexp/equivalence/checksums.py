@@ -19,14 +19,14 @@ def checksum(tensor: Tensor) -> int:
 
     Sums of integers wrap around, so that the order in which a device adds them does not matter.
     """
-    total = 0
+    sums = []  # one wait for all of them
     for start, (part,) in chunks(tensor):
         words = part.view(_INTEGERS[part.element_size()]).to(torch.int64)
         place = torch.arange(start, start + len(words), device=words.device)
         words = (words ^ place.mul_(_PLACE)).mul_(_MIX)  # the first may be the tensor's own memory
         words = words.bitwise_xor_(words >> 29).mul_(_FINAL)
-        total += int(words.bitwise_xor_(words >> 32).sum())
-    return total % 2**64
+        sums.append(words.bitwise_xor_(words >> 32).sum())
+    return int(torch.stack(sums).sum()) % 2**64 if sums else 0
 
 
 def compact(tensors: Mapping[str, Tensor], copy: bool = False) -> dict[str, Tensor]:

@@ -23,6 +23,7 @@ CHANNELS = " (small channels)"  # along the second
 ROWS = " (small rows)"  # along the first
 TINY, TINIER, TINIEST = -16, -8, -96  # powers of two of s: scattered elements of such sizes are judged by their own,
 NEAR = " (elements near "  # those of 8 powers together
+SAMPLED = 2**22  # elements of a result: of a larger one, at most as many tiny ones of one order of magnitude are judged
 ELEMENT = " (element "  # of a vector of few elements, as of figures of different size
 MOST = " (most elements)"  # of a change that no known optimizer makes, without those that are farthest off
 UNMASKED = " (unmasked)"  # a result without the numbers that fill its mask (see `filled`)
@@ -115,23 +116,31 @@ def _tiny_elements(quantity: Quantity) -> Iterator[Quantity]:
     finest = torch.finfo(value.dtype)
     if not size or quantity.limits.row.unit >= 2.0**TINY or value.shape != reference.shape:
         return
-    where = [at + start for start, (part,) in chunks(reference) for at in _below(part, 2.0**TINY * size)]
-    places = torch.cat(where) if where else torch.empty(0, dtype=torch.int64)
     flat, judged = reference.reshape(-1), value.reshape(-1)
-    sizes = flat[places.to(flat.device)].abs()
-    for power in range(TINY, TINIEST, TINIER):
-        most, least = 2.0**power * size, max(2.0 ** (power + TINIER) * size, finest.tiny / finest.eps)
-        at = places.to(flat.device)[(sizes < most) & (sizes >= least)]
+    for power, at in _by_order(reference, size, finest.tiny / finest.eps).items():
         if len(at) >= SMALL:
             name = f"{quantity.name}{NEAR}2^{power} of its size)"
             limits = replace(quantity.limits, cap=None, gross=True)
             yield Quantity(name, judged[at], flat[at], limits, columns=at, axis=0, within=tuple(value.shape))
 
 
-def _below(part: Tensor, most: float) -> list[Tensor]:
-    """Places of elements that are smaller and not zero; none where they are few."""
-    found = ((part.abs() < most) & (part != 0)).nonzero()[:, 0]
-    return [found.cpu()] if len(found) else []
+def _by_order(reference: Tensor, size: float, smallest: float) -> dict[int, Tensor]:
+    """Places of tiny elements by order of magnitude: all of them, or of a result of more than `SAMPLED` elements evenly
+    many. Half of 1.6 billion elements may be tiny.
+
+    smallest: of the magnitudes
+    """
+    found: dict[int, list[Tensor]] = {power: [] for power in range(TINY, TINIEST, TINIER)}
+    for start, (part,) in chunks(reference):
+        tiny = ((part.abs() < 2.0**TINY * size) & (part != 0)).nonzero()[:, 0]
+        if not len(tiny):
+            continue
+        sizes, most = part[tiny].abs(), -(-SAMPLED * len(part) // reference.numel())
+        for power, places in found.items():
+            at = tiny[(sizes < 2.0**power * size) & (sizes >= max(2.0 ** (power + TINIER) * size, smallest))]
+            if len(at):
+                places.append(at[:: -(-len(at) // most)] + start)
+    return {power: torch.cat(places) for power, places in found.items() if places}
 
 
 def _small_elements(quantity: Quantity) -> Iterator[Quantity]:

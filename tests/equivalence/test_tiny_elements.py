@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from optexp.equivalence import determined
+from optexp.equivalence import determined, quantities, tensor_math
 from optexp.equivalence.gates import Limits
 from optexp.equivalence.quantities import Quantity
 from optexp.support.tolerances import TOLERANCES
@@ -101,3 +101,26 @@ def test_elements_that_a_rounding_of_the_inputs_moves_are_left_out(loose: int, m
         assert found.columns is not None
         assert found.columns.tolist() == list(range(1, 32))
         assert found.found.rms > 0.1 * found.scale
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.25], ids=["right", "a quarter is wrong"])
+def test_of_many_tiny_elements_evenly_many_are_judged(wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of 1.6 billion elements may be tiny; a few rare ones of another order are all judged."""
+    monkeypatch.setattr(quantities, "SAMPLED", 2**12)
+    monkeypatch.setattr(tensor_math, "CACHED", 2**14)
+    generator = torch.Generator().manual_seed(0)
+    right = torch.rand(2**18, generator=generator, dtype=torch.float64) + 1
+    right[::2] *= 2.0**-20
+    right[1:2**18:2**12] = 2.0**-30
+    other = right.clone()
+    if wrong:
+        other[: round(wrong * len(other))] *= 1.5
+    whole = Quantity("out/output", other.float(), right, Limits(TOLERANCES["float32"]))
+    frequent, rare = quantities.measured(quantities.parts(whole))
+    assert "2^-16" in frequent.name
+    assert 2**12 <= len(frequent.reference) <= 2 * 2**12
+    assert frequent.columns is not None
+    assert int(frequent.columns.min()) < 2**14 < 2**18 - 2**14 < int(frequent.columns.max())
+    assert torch.equal(right[frequent.columns], frequent.reference)
+    assert len(rare.reference) == 2**6
+    assert (frequent.found.rms > 0.1 * frequent.scale) is bool(wrong)
