@@ -107,7 +107,7 @@ def judge(options: argparse.Namespace) -> int:
 
     def put_off(line: Line, reason: str) -> None:
         with store.lock:
-            said = f"later  {line.seconds:5.1f} s  {line.title}, beside fewer others: {reason}"
+            said = f"later  {line.seconds:5.1f} s  {line.title}, with the card to itself: {reason}"
             console.print(said, markup=False, highlight=False)
 
     try:

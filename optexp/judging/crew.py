@@ -143,32 +143,30 @@ def judge_all(
     done: Callable[[Line], None],
     put_off: Callable[[Line, str], None] = lambda line, reason: None,
 ) -> None:
-    """Judge every job. A job that others on the card may have spoilt is judged again beside one other, and then with
-    the card to itself.
+    """Judge every job. What several jobs at once on a card may have spoilt is judged again with the card to itself.
 
     Args:
         cards: Of the workers; see `Worker.visible`.
         done: Called with each line as soon as its job ends, in any thread.
         put_off: Called with a line that others may have spoilt, and the reason.
     """
-    later: SimpleQueue[Job] = SimpleQueue()
+    alone: SimpleQueue[Job] = SimpleQueue()
 
-    def beside_others(job: Job, line: Line) -> None:
+    def first(job: Job, line: Line) -> None:
         if reason := spoilt(line):
-            later.put(job)
+            alone.put(job)
             put_off(line, reason)
         else:
             done(line)
 
-    for at_once in sorted({settings.at_once, min(2, settings.at_once)} - {1}, reverse=True):
+    if settings.at_once > 1:
         with ExitStack() as held:
             for card in cards:
                 held.enter_context(claimed(str(card)))
             shared = [held.enter_context(closing(SharedCard())) for _ in cards]
-            places = list(zip(cards, shared, strict=True)) * at_once
-            _judge(jobs, replace(settings, at_once=at_once), places, beside_others)
-        jobs = [later.get() for _ in range(later.qsize())]
-    _judge(jobs, replace(settings, at_once=1), [(card, None) for card in cards], lambda job, line: done(line))
+            _judge(jobs, settings, list(zip(cards, shared, strict=True)) * settings.at_once, first)
+        jobs = [alone.get() for _ in range(alone.qsize())]
+    _judge(jobs, settings, [(card, None) for card in cards], lambda job, line: done(line))
 
 
 def spoilt(line: Line) -> str:

@@ -76,7 +76,7 @@ def test_a_job_that_others_may_have_spoilt_is_told_with_the_reason(
     ENDINGS["2_second"] = Verdict.INVALID
     run(folder)
     assert "later    0.0 s  2_second" in (shown := capfd.readouterr().err)
-    assert "beside fewer others: INVALID: [as] another ran" in shown
+    assert "with the card to itself: INVALID: [as] another ran" in shown
 
 
 @pytest.mark.parametrize(
