@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -19,14 +19,26 @@ def checksum(tensor: Tensor) -> int:
 
     Sums of integers wrap around, so that the order in which a device adds them does not matter.
     """
-    sums = []  # one wait for all of them
-    for start, (part,) in chunks(tensor):
-        words = part.view(_INTEGERS[part.element_size()]).to(torch.int64)
-        place = torch.arange(start, start + len(words), device=words.device)
-        words = (words ^ place.mul_(_PLACE)).mul_(_MIX)  # the first may be the tensor's own memory
-        words = words.bitwise_xor_(words >> 29).mul_(_FINAL)
-        sums.append(words.bitwise_xor_(words >> 32).sum())
-    return int(torch.stack(sums).sum()) % 2**64 if sums else 0
+    sums, place = list[Tensor](), 0
+    for _, (part,) in chunks(tensor):
+        for words in _words(part):
+            at = torch.arange(place, place + len(words), device=words.device)
+            mixed = at.mul_(_PLACE).bitwise_xor_(words).mul_(_MIX)
+            mixed = mixed.bitwise_xor_(mixed >> 29).mul_(_FINAL)
+            sums.append(mixed.bitwise_xor_(mixed >> 32).sum())
+            place += len(words)
+    return int(torch.stack(sums).sum()) % 2**64 if sums else 0  # one wait for all of them
+
+
+def _words(part: Tensor) -> Iterator[Tensor]:
+    """A vector's bits as integers of eight bytes, and a rest of fewer than eight bytes as one for each element."""
+    size = part.element_size()
+    whole = len(part) * size // 8 * (8 // size)
+    if whole:
+        body = part[:whole]
+        yield (body.clone() if body.storage_offset() * size % 8 else body).view(torch.int64)
+    if whole < len(part):
+        yield part[whole:].view(_INTEGERS[size]).to(torch.int64)
 
 
 def compact(tensors: Mapping[str, Tensor], copy: bool = False) -> dict[str, Tensor]:

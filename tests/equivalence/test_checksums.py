@@ -28,6 +28,7 @@ def test_equal_contents_have_equal_checksums(dtype: torch.dtype) -> None:
     x = torch.randn(SIZE).to(dtype)
     assert checksum(x) == checksum(x.clone())
     assert checksum(torch.stack([x, x], 1)[:, 0]) == checksum(x)  # however they are laid out
+    assert checksum(torch.cat([x[:1], x])[1:]) == checksum(x)  # and wherever they begin
 
 
 @pytest.mark.parametrize("change", [swapped, last_bit, torch.neg, lambda x: x.roll(1)])
