@@ -143,6 +143,7 @@ class Replace(Strategy):
         given = ours if self.args or self.kwargs else program.made_with
         of_model = self.of_model if self.of_model is not None else takes_model(found, *given)
         args, kwargs = ours if of_model else given
+        keeps_dtypes = of_model
         first = Contents.of(old) if of_model else None
         if of_model:
             optimized, pairs = self.made_of_model(program, found, args, kwargs)
@@ -151,7 +152,8 @@ class Replace(Strategy):
             new = made_anew()
             some: list[Tensor] = [*old.parameters()] or [*old.buffers()]  # a quantized model may have buffers alone
             dtypes = {tensor.dtype for tensor in some if tensor.is_floating_point()}
-            placed(new, program.device, dtypes.pop() if len(dtypes) == 1 else None)
+            keeps_dtypes = len(dtypes) != 1
+            placed(new, program.device, None if keeps_dtypes else dtypes.pop())
             size_lazy_layers(replace(program, model=new, forward=None))
             pairs, by_values = self.paired(program, new, made_anew)
             take_over(old, new, pairs, program.optimizer)
@@ -169,7 +171,7 @@ class Replace(Strategy):
                 optimized.step(optimized, batch) if program.own_step else optimized.predict(batch)
         made = {"args": args, "kwargs": kwargs, "function": isinstance(optimized.model, Function)}
         made |= {"of_model": of_model, "edited": optimized.model is old, "unchanged": unchanged}
-        made |= {"taken": program.trains or not of_model, "by_values": by_values}
+        made |= {"taken": program.trains or not of_model, "by_values": by_values, "keeps_dtypes": keeps_dtypes}
         return optimized, {"old": type(old).__name__, "pairs": pairs, **made}
 
     def paired(self, program: Program, new: nn.Module, made_anew: Maker) -> tuple[Pairs, bool]:
@@ -240,7 +242,8 @@ class Replace(Strategy):
         if notes["function"]:
             lines, made = f"from optexp.user_code.adapters import Function\n{lines}", f"Function({made})"
         lines = f"from functools import partial\n{lines}" if "partial(" in made else lines
-        made = made if notes["of_model"] else f"{made}.to(device, dtype)"
+        if not notes["of_model"]:
+            made += ".to(device)" if notes["keeps_dtypes"] else ".to(device, dtype)"
         take = f"take_over(model, replacement, {notes['pairs']!r}, optimizer)\n" if notes["taken"] else ""
         if notes["edited"]:
             return f"{lines}\n{made}\nforward = model"

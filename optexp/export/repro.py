@@ -20,7 +20,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, def
 
 from optexp.errors import NotCovered
 from optexp.export.inlining import Inliner, bound_by, flat_class, literal, uses
-from optexp.program import STEPS, Batch, Program, ResidentFeed, is_training, pullback, tensors_of
+from optexp.program import STEPS, Batch, Program, ResidentFeed, is_training, mixes_precisions, pullback, tensors_of
 from optexp.program.feeds import HostFeed, LoaderFeed
 from optexp.records import filenames
 from optexp.strategy import Notes, Strategy, compose, environment, label
@@ -158,6 +158,8 @@ class Script:
         complex_ = any(tensor.is_complex() for tensor in (*program.model.parameters(), *program.model.buffers()))
         real = "._apply(lambda t: t.to(dtype) if t.is_floating_point() else t)"  # `to` would cut imaginary parts off
         placed = f".to(device){real}" if complex_ else ".to(device, dtype)"
+        if mixes_precisions(program.model):
+            placed = ".to(device)"
         named = {
             "device": device,
             "dtype": f"torch.{self.dtype}",

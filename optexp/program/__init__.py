@@ -34,6 +34,7 @@ from optexp.program.state import first_value as first_value
 from optexp.program.state import gradients as gradients
 from optexp.program.state import is_training as is_training
 from optexp.program.state import keeping as keeping
+from optexp.program.state import mixes_precisions as mixes_precisions
 from optexp.program.state import placed as placed
 from optexp.program.state import preserved as preserved
 from optexp.program.state import prime as prime

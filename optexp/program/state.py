@@ -129,6 +129,12 @@ def preserved(program: Program) -> Iterator[None]:
         snapshot.restore(program)
 
 
+def mixes_precisions(model: nn.Module) -> bool:
+    """Whether some parameters or buffers are narrower than float32 and others are not, as a norm beside bfloat16."""
+    found = {tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()}
+    return len(found) > 1 and not found.isdisjoint({torch.bfloat16, torch.float16})
+
+
 def placed(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> nn.Module:
     """`model.to(device, dtype)` that keeps the imaginary part of complex numbers, and tensors around others."""
     _place_sparse(model, device, dtype)

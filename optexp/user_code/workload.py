@@ -27,6 +27,7 @@ from optexp.program import (
     ResidentFeed,
     keeping,
     map_batch,
+    mixes_precisions,
     placed,
     prime,
     set_training,
@@ -256,10 +257,13 @@ class UserWorkload(Workload):
         """
         trains, model = self.mode != "forward", self.parts.model()
         refuse_wrapped(model, trains)
-        self.note_conversion("parameters", model.parameters(), dtype)
+        if keeps := dtype is not torch.float64 and mixes_precisions(model):
+            self.remarks.append("parameters and buffers keep their precisions, as some are narrower than float32")
+        else:
+            self.note_conversion("parameters", model.parameters(), dtype)
         if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
             raise ConfigError("the model lies on the meta device, where it has no values: build it on another")
-        model = placed(model, device, dtype)
+        model = placed(model, device, None if keeps else dtype)
         set_training(model, trains)
         if trains and not any(p.requires_grad for p in model.parameters()):
             raise ConfigError(f"mode={self.mode}: the model has no parameters to train; what is left is mode=forward")

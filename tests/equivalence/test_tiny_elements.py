@@ -111,7 +111,7 @@ def test_of_many_tiny_elements_evenly_many_are_judged(wrong: float, monkeypatch:
     generator = torch.Generator().manual_seed(0)
     right = torch.rand(2**18, generator=generator, dtype=torch.float64) + 1
     right[::2] *= 2.0**-20
-    right[1:2**18:2**12] = 2.0**-30
+    right[1 : 2**18 : 2**12] = 2.0**-30
     other = right.clone()
     if wrong:
         other[: round(wrong * len(other))] *= 1.5

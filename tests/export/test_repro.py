@@ -205,6 +205,16 @@ class Model(nn.Module):
 LOSS = "def loss(outputs, batch):\n    return (outputs - batch[1]).square().mean()\n"
 OPTIMIZER = "def get_optimizer(params):\n    return torch.optim.SGD(params, lr=0.1)\n"
 INPUTS = "def get_init_inputs():\n    return [[5], {'scale': 2.0}]\ndef get_inputs(rows=4):\n"
+MIXED = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(3, 4).bfloat16(), nn.LayerNorm(4)
+    def forward(self, x):
+        return self.norm(self.linear(x.bfloat16()).float())
+def get_inputs():
+    return [torch.randn(2, 3)]
+"""
 PAIR = INPUTS + "    return [torch.ones(rows, 3), torch.ones(rows, 5, dtype=torch.float64)]\n"
 LOADER = """
 from torch.utils.data import DataLoader
@@ -238,6 +248,7 @@ STEP = OPTIMIZER + (
               "shapes": [{"B": 4}]}),
         ("", {"args": [2], "labels": 1, "mode": "train",
               "inputs": [{"shape": [4, 3]}, {"shape": [4], "dtype": "int64", "high": 2}]}),
+        (MIXED, {}),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stack", [(), (Amp(),)], ids=["plain", "amp"])

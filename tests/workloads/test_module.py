@@ -634,6 +634,18 @@ def test_lazy_layers_of_a_second_implementation_have_theirs(tmp_path: Path) -> N
     assert second.model.training
 
 
+def test_a_model_that_mixes_precisions_keeps_them(tmp_path: Path) -> None:
+    text = (
+        "Model = nn.Sequential(nn.Linear(2, 2).bfloat16(), nn.LayerNorm(2))\ndef get_inputs(): return torch.ones(1, 2)"
+    )
+    workload = written(tmp_path, text)
+    for dtype in (torch.float32, torch.bfloat16):
+        model = workload.build(CPU, dtype, 0).model
+        assert [p.dtype for p in model.parameters()] == [*[torch.bfloat16] * 2, *[torch.float32] * 2]
+        assert workload.notes() == ["parameters and buffers keep their precisions, as some are narrower than float32"]
+    assert {p.dtype for p in workload.build(CPU, torch.float64, 0).model.parameters()} == {torch.float64}
+
+
 def test_a_precision_that_is_overridden_is_reported(tmp_path: Path) -> None:
     text = "Model = nn.Linear(2, 2).bfloat16()\ndef get_inputs(): return torch.ones(1, 2, dtype=torch.bfloat16)"
     workload = written(tmp_path, text)
