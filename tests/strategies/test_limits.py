@@ -63,6 +63,11 @@ def test_a_graph_that_is_walked_twice_is_not_compiled() -> None:
     assert "goes through its graph again" in (Fusion().limit(RuntimeError(said)) or "")
 
 
+def test_what_backward_needs_and_a_later_line_overwrites_is_a_limit() -> None:
+    said = "one of the variables needed for gradient computation has been modified by an inplace operation: [...]"
+    assert "leaves out the copy that the program keeps" in (Fusion().limit(RuntimeError(said)) or "")
+
+
 def compiled_by(backend: Callable[..., Any]) -> Exception:
     """The error of a call that a compiler's back end raised in."""
     with pytest.raises(TorchDynamoException) as raised:
@@ -116,6 +121,36 @@ def test_what_the_compiler_cannot_compile_is_no_error_of_the_program(tmp_path: P
     (tmp_path / "condition.py").write_text(CONDITION)
     workload = Module(path=str(tmp_path / "condition.py")).resolve("cpu")
     with pytest.raises(Unsupported, match="torch's compiler fails on this program, which runs without it"):
+        Arm().setup(Spec(workload, (Fusion(),), "cpu", "float32", 0).pack())
+
+
+QUEUE = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("queue", torch.randn(4, 8))
+
+    def forward(self, x):
+        y = self.linear(x) @ self.queue.clone()
+        torch._dynamo.graph_break()
+        self.queue[:, :1] = x.detach().mean(0)[:, None]
+        return y
+
+def get_inputs():
+    return [torch.randn(3, 4)]
+"""
+
+
+@pytest.mark.slow
+def test_a_copy_that_the_compiler_leaves_out_is_no_error_of_the_program(tmp_path: Path) -> None:
+    """As the queue of a momentum contrast, which the step reads, and then writes."""
+    (tmp_path / "queue_written.py").write_text(QUEUE)
+    workload = Module(path=str(tmp_path / "queue_written.py"), mode="forward_backward").resolve("cpu")
+    with pytest.raises(Unsupported, match="a tensor for backward that a later line of the step overwrites"):
         Arm().setup(Spec(workload, (Fusion(),), "cpu", "float32", 0).pack())
 
 
