@@ -127,6 +127,11 @@ class Fusion(Strategy):
                 "torch.compile makes one graph of what forward computes, whose backward runs once, and this step goes"
                 " through parts of it one by one (autograd.grad inside of forward, or in a hook): leave fusion out"
             )
+        if "has been modified by an inplace operation" in str(error):
+            return (
+                "torch.compile keeps a tensor for backward that this step changes in place before backward runs (it may"
+                " leave out the program's copy of it), and the program runs without it: leave fusion out"
+            )
         if not self.ours and (failure := of_compiler(error)):
             return f"torch's compiler fails on this program, which runs without it ({failure}): leave fusion out"
         return None

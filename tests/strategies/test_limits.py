@@ -63,6 +63,11 @@ def test_a_graph_that_is_walked_twice_is_not_compiled() -> None:
     assert "goes through its graph again" in (Fusion().limit(RuntimeError(said)) or "")
 
 
+def test_a_copy_that_the_compiler_leaves_out_is_a_limit_of_its() -> None:
+    said = "one of the variables needed for gradient computation has been modified by an inplace operation: [torch.."
+    assert "keeps a tensor for backward that this step changes in place" in (Fusion().limit(RuntimeError(said)) or "")
+
+
 def compiled_by(backend: Callable[..., Any]) -> Exception:
     """The error of a call that a compiler's back end raised in."""
     with pytest.raises(TorchDynamoException) as raised:
