@@ -382,6 +382,21 @@ class Stand:
         return self.own if inside else self.model
 
 
+@dataclass(frozen=True)
+class _Chained:
+    """A method of torch's, as `train` and `to`. It returns the stand-in where it would return the model itself."""
+
+    __wrapped__: Any
+    stand_in: Model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.__wrapped__(*args, **kwargs)
+        return self.stand_in if result is self.__wrapped__.__self__ else result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)
+
+
 class Model:
     """A model whose call is what strategies made of it; attributes are the model's.
 
@@ -424,7 +439,9 @@ class Model:
     def __getattr__(self, name: str) -> Any:
         model = self._optexp.owner(name)
         value = getattr(model, name)
-        return MethodType(value.__func__, self) if name != "forward" and _is_users(value, model) else value
+        if name == "forward" or not isinstance(value, MethodType) or value.__self__ is not model:
+            return value
+        return MethodType(value.__func__, self) if _is_users(value, model) else _Chained(value, self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._optexp.owner(name), name, value)

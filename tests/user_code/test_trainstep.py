@@ -203,6 +203,17 @@ def test_a_strategy_wraps_what_a_method_of_the_model_calls() -> None:
     assert calls == [1]
 
 
+def test_what_train_and_to_return_is_called_by_a_strategy() -> None:
+    def step(model: Any, batch: Any, optimizer: Any) -> None:
+        model = model.train().to("cpu").requires_grad_(True).apply(lambda module: None)
+        model(batch[0]).sum().backward()
+        optimizer.step()
+
+    calls, plain = [], program(step)
+    replace(plain, forward=lambda x: calls.append(1) or plain.model(x)).run()  # type: ignore[func-returns-value]
+    assert calls == [1]
+
+
 def test_for_all_else_the_model_is_the_model() -> None:
     seen: dict[str, Any] = {}
 
