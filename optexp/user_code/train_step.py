@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from optexp.errors import NoReference, Unsupported
-from optexp.program import Batch, NotCalled, Outputs, Program, flatten, others
+from optexp.program import Batch, NotCalled, Outputs, Program, flatten, others, taken_gradients
 from optexp.python_state.variables import records_graphs, users
 from optexp.user_code.recorded_steps import Recorded, watched
 
@@ -244,9 +244,12 @@ class Optimizer:
         taken = [parameter.grad for parameter in self.parameters]
         if self.copies:
             taken = [None if gradient is None else gradient.clone() for gradient in taken]
-        result = self.optimizer.step(*args, **kwargs)
-        if args or kwargs:  # a closure, which computes them
+        if any(map(callable, (*args, *kwargs.values()))):  # a closure, which computes them
+            result = self.optimizer.step(*args, **kwargs)
             taken = [parameter.grad for parameter in self.parameters]
+        else:
+            result, copies = taken_gradients.step(self.optimizer, *args, **kwargs)
+            taken = [copies.get(p, gradient) for p, gradient in zip(self.parameters, taken, strict=True)]
         self.versions = [gradient._version for gradient in taken if gradient is not None] if self.looks else []
         if self.recording is None:
             self.steps, self.taken = self.steps + 1, taken

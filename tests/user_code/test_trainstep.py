@@ -214,6 +214,27 @@ def test_what_train_and_to_return_is_called_by_a_strategy() -> None:
     assert calls == [1]
 
 
+def test_gradients_are_those_that_an_optimizer_took_before_it_wrote_to_them() -> None:
+    class Decays(torch.optim.SGD):
+        def step(self, closure: Any = None, scale: float = 1.0) -> None:  # type: ignore[override]
+            for parameter in self.param_groups[0]["params"]:
+                parameter.grad.data.add_(parameter.data, alpha=0.5 * scale)
+            super().step()
+
+    def step(model: Any, batch: Any, optimizer: Any) -> None:
+        model(batch[0]).sum().backward()
+        seen.append([parameter.grad.clone() for parameter in model.parameters()])
+        optimizer.step(scale=2.0)
+        optimizer.zero_grad()
+
+    seen = list[list[Tensor]]()
+    plain = program(step)
+    plain = replace(plain, optimizer=Decays(plain.model.parameters(), lr=0.1))
+    for _ in range(5):
+        plain.run()
+        assert all(map(torch.equal, gradients(plain).values(), seen[-1]))
+
+
 def test_for_all_else_the_model_is_the_model() -> None:
     seen: dict[str, Any] = {}
 
