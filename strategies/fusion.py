@@ -127,6 +127,11 @@ class Fusion(Strategy):
                 "torch.compile makes one graph of what forward computes, whose backward runs once, and this step goes"
                 " through parts of it one by one (autograd.grad inside of forward, or in a hook): leave fusion out"
             )
+        if "appears to not have been used in the graph" in str(error):
+            return (
+                "torch.compile makes one graph of what forward computes, and this step takes the gradient to a tensor that"
+                " forward made inside of it (autograd.grad after forward): leave fusion out, or let forward take it too"
+            )
         if "has been modified by an inplace operation" in str(error):
             return (
                 "torch.compile keeps a tensor for backward that this step changes in place before backward runs (it may"

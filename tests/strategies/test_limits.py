@@ -68,6 +68,11 @@ def test_a_copy_that_the_compiler_leaves_out_is_a_limit_of_its() -> None:
     assert "keeps a tensor for backward that this step changes in place" in (Fusion().limit(RuntimeError(said)) or "")
 
 
+def test_a_tensor_inside_a_compiled_forward_has_no_gradient_of_its_own() -> None:
+    said = "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if ..."
+    assert "a tensor that forward made inside" in (Fusion().limit(RuntimeError(said)) or "")
+
+
 def compiled_by(backend: Callable[..., Any]) -> Exception:
     """The error of a call that a compiler's back end raised in."""
     with pytest.raises(TorchDynamoException) as raised:
