@@ -129,8 +129,8 @@ class Fusion(Strategy):
             )
         if "appears to not have been used in the graph" in str(error):
             return (
-                "torch.compile makes one graph of what forward computes, and this step takes the gradient to a tensor that"
-                " forward made inside of it (autograd.grad after forward): leave fusion out, or let forward take it too"
+                "torch.compile makes one graph of what forward computes, and this step takes the gradient to a tensor"
+                " that forward made inside of it (autograd.grad after forward): leave fusion out"
             )
         if "has been modified by an inplace operation" in str(error):
             return (

@@ -114,7 +114,7 @@ class OtherChanges:
     def _leave(self, *_: Any) -> None:
         entered, self._entered = self._entered, {}
         if entered and self._gradients() != self._found:
-            return  # a backward ran in it, as of a model that steps its own optimizer: changes may follow from gradients
+            return  # a backward ran in it, as where a model steps its own optimizer: changes may follow from gradients
         for name, parameter in self._parameters():
             if name in entered and not torch.equal(parameter, entered[name]):
                 self.begun[name] = self._begun(name, parameter) - entered[name] + parameter  # exact, if that is 0
