@@ -151,10 +151,10 @@ class CandidateStep:
             exact = {quantity.name: quantity for quantity in updates(inputs, self.step, self.seen)}
             allow_rounded_hyperparameters(inputs, self.step, self.seen, exact)
             found = self._measured()
-            if wrong := _wrong_updates(found):
+            if left := _wrong_updates(found):
                 allow_narrow_updates(inputs, self.step, self.seen, exact)
                 if all(finding.ok for finding in self._measured()):
-                    raise NoReference(NARROW.format(wrong[0]))
+                    raise NoReference(NARROW.format(left[0]))
         for seed in range(0, NEAR, AT_ONCE):
             wrong = {finding.tensor for finding in found if not finding.ok}
             searchable = inputs.arithmetic.keeps_precision and not inputs.traits.finer

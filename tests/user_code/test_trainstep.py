@@ -216,6 +216,8 @@ def test_what_train_and_to_return_is_called_by_a_strategy() -> None:
 
 def test_gradients_are_those_that_an_optimizer_took_before_it_wrote_to_them() -> None:
     class Decays(torch.optim.SGD):
+        __hash__ = None  # type: ignore[assignment]  # as of a dataclass
+
         def step(self, closure: Any = None, scale: float = 1.0) -> None:  # type: ignore[override]
             for parameter in self.param_groups[0]["params"]:
                 parameter.grad.data.add_(parameter.data, alpha=0.5 * scale)
