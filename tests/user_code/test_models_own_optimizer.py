@@ -65,3 +65,39 @@ PROGRAMS = [pytest.param(OUTSIDE, id="after forward"), pytest.param(INSIDE, id="
 def test_it_is_state_of_a_step(before: str, old: str, new: str, verdict: Verdict, tmp_path: Path) -> None:
     result = compared(tmp_path, before.replace(old, new), before)
     assert result.verdict is verdict, result.headline
+
+
+AGENT = """
+import torch
+from torch import nn
+
+class Agent:
+    def __init__(self):
+        self.device = torch.device("cpu")
+        self.net = nn.Linear(4, 3)
+        self.log_alpha = torch.zeros(1, requires_grad=True)
+        self.opt = torch.optim.Adam([*self.net.parameters(), self.log_alpha], lr=1e-2)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.agent = Agent()
+        self.net = self.agent.net
+
+def get_inputs():
+    return [torch.randn(16, 4), torch.randint(3, (16,))]
+
+def train_step(model, batch, optimizer):
+    agent = model.agent
+    loss = nn.functional.cross_entropy(agent.net(batch[0].to(agent.device)), batch[1])
+    agent.opt.zero_grad()
+    (loss - (agent.log_alpha * (loss.detach() - 1)).mean()).backward()
+    agent.opt.step()
+    return loss.detach()
+"""
+
+
+def test_an_object_of_a_class_of_both_files_is_one(tmp_path: Path) -> None:
+    """A tensor that the object trains is its state, and its other attributes stay."""
+    result = compared(tmp_path, AGENT, AGENT)
+    assert result.verdict is Verdict.VERIFIED, result.headline
