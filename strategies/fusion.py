@@ -127,10 +127,15 @@ class Fusion(Strategy):
                 "torch.compile makes one graph of what forward computes, whose backward runs once, and this step goes"
                 " through parts of it one by one (autograd.grad inside of forward, or in a hook): leave fusion out"
             )
+        if "appears to not have been used in the graph" in str(error):
+            return (
+                "torch.compile makes one graph of what forward computes, and this step takes the gradient to a tensor"
+                " that forward made inside of it (autograd.grad after forward): leave fusion out"
+            )
         if "has been modified by an inplace operation" in str(error):
             return (
-                "torch.compile keeps a tensor for backward that a later line of the step overwrites, and leaves out the"
-                " copy that the program keeps (.clone()): leave fusion out"
+                "torch.compile keeps a tensor for backward that this step changes in place before backward runs (it may"
+                " leave out the program's copy of it), and the program runs without it: leave fusion out"
             )
         if not self.ours and (failure := of_compiler(error)):
             return f"torch's compiler fails on this program, which runs without it ({failure}): leave fusion out"

@@ -25,6 +25,7 @@ from optexp.equivalence.input_set import InputSet
 from optexp.equivalence.loss_scale import skipped
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.quantities import Quantity, measured, parts
+from optexp.equivalence.reassociation import Reassociated
 from optexp.equivalence.tensor_math import histogram, largest
 from optexp.equivalence.trajectory import RATES
 from optexp.errors import NoReference
@@ -84,13 +85,16 @@ def _result(inputs: InputSet, name: str, value: Tensor, reference: Tensor, varia
     return Quantity(name, value, reference, limits, variance, value if small else None, terms)
 
 
-def updates(inputs: InputSet, step: int, seen: Observation, rounded: bool = False) -> Iterator[Quantity]:
+def updates(
+    inputs: InputSet, step: int, seen: Observation, rounded: bool = False, order: int | None = None
+) -> Iterator[Quantity]:
     """Parameter changes and optimizer state, beside an fp64 optimizer step on the arm's own gradients and prior state.
 
     rounded: the fp64 optimizer has its hyperparameters rounded to float32
+    order:   number of a reassociated step of it (see `optexp.equivalence.reassociation`)
     """
     smooth = is_smooth(inputs.fp64, step, inputs.fp64.start_of(step, seen))
-    _take_optimizer_step(inputs, step, seen, rounded)
+    _take_optimizer_step(inputs, step, seen, rounded, order)
     yield from _optimizer_state(inputs, step, seen, smooth)
     yield from _learning_rates(inputs, step, seen)
 
@@ -109,7 +113,7 @@ def causes(name: str, seen: Observation) -> dict[str, Tensor] | None:
     return {word: seen[tensor] for tensor, word in words.items() if tensor in seen}
 
 
-def _take_optimizer_step(inputs: InputSet, step: int, seen: Observation, rounded: bool) -> None:
+def _take_optimizer_step(inputs: InputSet, step: int, seen: Observation, rounded: bool, order: int | None) -> None:
     """Bring the fp64 program to the state after the arm's update."""
     fp64, program, optimizer = inputs.fp64, inputs.fp64.program, inputs.fp64.program.optimizer
     assert optimizer is not None
@@ -129,7 +133,8 @@ def _take_optimizer_step(inputs: InputSet, step: int, seen: Observation, rounded
     elif not isinstance(optimizer, NotCalled):  # a user's step may change them
         for group, called in zip(optimizer.param_groups, fp64.results.update_inputs.called[step], strict=True):
             group.update(called)
-    with in_float32(optimizer) if rounded else nullcontext():
+    reassociates = nullcontext() if order is None else Reassociated(order)
+    with in_float32(optimizer) if rounded else nullcontext(), reassociates:
         optimizer.step()
 
 

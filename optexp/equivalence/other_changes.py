@@ -64,6 +64,7 @@ class OtherChanges:
     updates: dict[str, Tensor] = field(default_factory=dict)
     begun: dict[str, Tensor] = field(default_factory=dict)
     _entered: dict[str, Tensor] = field(default_factory=dict)  # parameters as a forward began
+    _found: list[tuple[int, int]] = field(default_factory=list)  # gradients that it found
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -108,12 +109,20 @@ class OtherChanges:
     def _enter(self, *_: Any) -> None:
         if not self.updates:
             self._entered = {name: parameter.clone() for name, parameter in self._parameters()}
+            self._found = self._gradients()
 
     def _leave(self, *_: Any) -> None:
         entered, self._entered = self._entered, {}
+        if entered and self._gradients() != self._found:
+            return  # a backward ran in it, as where a model steps its own optimizer: changes may follow from gradients
         for name, parameter in self._parameters():
             if name in entered and not torch.equal(parameter, entered[name]):
                 self.begun[name] = self._begun(name, parameter) - entered[name] + parameter  # exact, if that is 0
+
+    def _gradients(self) -> list[tuple[int, int]]:
+        """What tells a gradient from another one, or from itself before it was written to."""
+        gradients = (parameter.grad for parameter in self.program.model.parameters())
+        return [(id(gradient), -1 if gradient is None else gradient._version) for gradient in gradients]
 
     def _before(self, *_: Any) -> None:
         if self.program.own_step:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from optexp.program import taken_gradients
 from optexp.program.batches import Batch, Outputs, tensors_of
 from optexp.program.outputs import flatten, others
 from optexp.program.program import Program, Step
@@ -31,7 +32,9 @@ def train(program: Program, batch: Batch) -> Outputs:
     clear_gradients(program.model)
     loss = _both_passes(program, batch)
     if program.scaler is None:
-        program.optimizer.step()
+        _, taken = taken_gradients.step(program.optimizer)
+        for parameter, gradient in taken.items():
+            parameter.grad = gradient
     else:
         program.scaler.step(program.optimizer)
         program.scaler.update()

@@ -142,7 +142,7 @@ class Building:
         cls = _found(*rest[:2]) if kind == "object" else None
         if cls is None or not (walkable(cls) or issubclass(cls, nn.Module)):
             return live
-        made = live if type(live) is cls else object.__new__(cls)
+        made = live if _class_of(live) == (*rest[:2],) else object.__new__(cls)  # an arm may have loaded its file anew
         self.made[place] = made
         now = attributes_of(made)
         for name, entry in rest[2:]:
@@ -159,6 +159,16 @@ class Building:
 
 
 _EMPTY: dict[str, Any] = {"list": [], "dict": {}, "set": set(), "deque": deque()}
+
+
+def of_any_file(told: Description) -> Description:
+    """The same without the modules of classes."""
+    if not isinstance(told, tuple):
+        return told
+    kind, *rest = told or ("",)
+    if kind in ("object", "tuple") and len(rest) >= 2 and isinstance(rest[0], str):
+        rest[0] = ""
+    return (kind, *map(of_any_file, rest)) if told else told
 
 
 def _class_of(value: Any) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from optexp.python_state import likeness
-from optexp.python_state.described import VOID, Building, Describing, Description
+from optexp.python_state.described import VOID, Building, Describing, Description, of_any_file
 from optexp.python_state.hooks import Hooks, hooks
 from optexp.python_state.records import Table, inside, ours, table
 from optexp.python_state.variables import MISSING, Place, fixed, places, users
@@ -49,7 +49,8 @@ class Change:
 
     @property
     def pair(self) -> tuple[Description, Description]:
-        return self.before, self.after
+        """Before and after, by which two arms are compared: classes of two files have the same name alone."""
+        return of_any_file(self.before), of_any_file(self.after)
 
     @property
     def numbers(self) -> bool:

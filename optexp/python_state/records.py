@@ -105,13 +105,19 @@ class Table:
         return found
 
 
+def _own(module: nn.Module) -> Iterator[Tensor]:
+    """Parameters and buffers of a module itself, by torch's methods: those of a user's class may take no argument."""
+    yield from nn.Module.parameters(module, recurse=False)
+    yield from nn.Module.buffers(module, recurse=False)
+
+
 def table(modules: Mapping[str, nn.Module], places: Iterable[Place], before: Table | None = None) -> Table:
     """Everything that can be reached from a model's modules, by path, and from the variables that its code names.
 
     before: whose copies of tensors serve again, where they are still true
     """
     found = Table()
-    own = {id(t) for module in modules.values() for t in (*module.parameters(False), *module.buffers(False))}
+    own = {id(t) for module in modules.values() for t in _own(module)}
     waiting: deque[tuple[Any, str, str]] = deque()  # the path to an object, and what it is told as
     for path, module in modules.items():
         held = _held(module, before)

@@ -31,7 +31,7 @@ from optexp.python_state.counts import moved_on
 from optexp.python_state.hooks import Hooks, hooks
 from optexp.python_state.likeness import equal
 from optexp.python_state.slots import SIMPLE, WITH_STATE, Slot, Tree, has_made, plain, refilled, slots, tensors_in
-from optexp.python_state.variables import MISSING, places
+from optexp.python_state.variables import MISSING, attributes, places
 from optexp.python_state.write_only import write_only
 from optexp.user_code import train_step
 from optexp.user_code.later_rates import later_rates
@@ -67,6 +67,8 @@ class TrackedStepState:
         for place in places(self.step):
             for slot in slots(place, self._own()):
                 self._add(slot)
+        for slot in _held_by(self.model, self._own()):
+            self._add(slot)
         for index, group in enumerate(self.optimizer.param_groups if self.optimizer is not None else ()):
             for key, value in group.items():
                 if isinstance(value, (int, float, tuple)) and not isinstance(value, bool):
@@ -314,6 +316,13 @@ def _rules(name: str, slot: Slot) -> Iterator[tuple[str, tuple[str, Sequence[Map
     elif isinstance(slot.write, Tree):
         for inner, one in slot.write.inside(name):
             yield from _rules(inner, one)
+
+
+def _held_by(model: nn.Module, own: frozenset[int]) -> Iterator[Slot]:
+    """Optimizers, schedules and scalers that a model keeps for its own steps; its other attributes are its state."""
+    for path, module in model.named_modules():
+        for place in attributes(f"model.{path}." if path else "model.", module):
+            yield from (slot for slot in slots(place, own) if isinstance(slot.held, WITH_STATE))
 
 
 def _number(group: Mapping[str, Any], key: str) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from optexp.errors import NoReference, Unsupported
-from optexp.program import Batch, NotCalled, Outputs, Program, flatten, others
+from optexp.program import Batch, NotCalled, Outputs, Program, flatten, others, taken_gradients
 from optexp.python_state.variables import records_graphs, users
 from optexp.user_code.recorded_steps import Recorded, watched
 
@@ -244,9 +244,12 @@ class Optimizer:
         taken = [parameter.grad for parameter in self.parameters]
         if self.copies:
             taken = [None if gradient is None else gradient.clone() for gradient in taken]
-        result = self.optimizer.step(*args, **kwargs)
-        if args or kwargs:  # a closure, which computes them
+        if any(map(callable, (*args, *kwargs.values()))):  # a closure, which computes them
+            result = self.optimizer.step(*args, **kwargs)
             taken = [parameter.grad for parameter in self.parameters]
+        else:
+            result, copies = taken_gradients.step(self.optimizer, *args, **kwargs)
+            taken = [copies.get(p, gradient) for p, gradient in zip(self.parameters, taken, strict=True)]
         self.versions = [gradient._version for gradient in taken if gradient is not None] if self.looks else []
         if self.recording is None:
             self.steps, self.taken = self.steps + 1, taken
@@ -382,6 +385,21 @@ class Stand:
         return self.own if inside else self.model
 
 
+@dataclass(frozen=True)
+class _Chained:
+    """A method of torch's, as `train` and `to`. It returns the stand-in where it would return the model itself."""
+
+    __wrapped__: Any
+    stand_in: Model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.__wrapped__(*args, **kwargs)
+        return self.stand_in if result is self.__wrapped__.__self__ else result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)
+
+
 class Model:
     """A model whose call is what strategies made of it; attributes are the model's.
 
@@ -424,7 +442,9 @@ class Model:
     def __getattr__(self, name: str) -> Any:
         model = self._optexp.owner(name)
         value = getattr(model, name)
-        return MethodType(value.__func__, self) if name != "forward" and _is_users(value, model) else value
+        if name == "forward" or not isinstance(value, MethodType) or value.__self__ is not model:
+            return value
+        return MethodType(value.__func__, self) if _is_users(value, model) else _Chained(value, self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._optexp.owner(name), name, value)

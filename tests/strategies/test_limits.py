@@ -63,9 +63,14 @@ def test_a_graph_that_is_walked_twice_is_not_compiled() -> None:
     assert "goes through its graph again" in (Fusion().limit(RuntimeError(said)) or "")
 
 
-def test_what_backward_needs_and_a_later_line_overwrites_is_a_limit() -> None:
-    said = "one of the variables needed for gradient computation has been modified by an inplace operation: [...]"
-    assert "leaves out the copy that the program keeps" in (Fusion().limit(RuntimeError(said)) or "")
+def test_a_copy_that_the_compiler_leaves_out_is_a_limit() -> None:
+    said = "one of the variables needed for gradient computation has been modified by an inplace operation: [torch.."
+    assert "keeps a tensor for backward that this step changes in place" in (Fusion().limit(RuntimeError(said)) or "")
+
+
+def test_a_tensor_inside_a_compiled_forward_has_no_gradient_of_its_own() -> None:
+    said = "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if ..."
+    assert "a tensor that forward made inside" in (Fusion().limit(RuntimeError(said)) or "")
 
 
 def compiled_by(backend: Callable[..., Any]) -> Exception:
@@ -150,7 +155,7 @@ def test_a_copy_that_the_compiler_leaves_out_is_no_error_of_the_program(tmp_path
     """As the queue of a momentum contrast, which the step reads, and then writes."""
     (tmp_path / "queue_written.py").write_text(QUEUE)
     workload = Module(path=str(tmp_path / "queue_written.py"), mode="forward_backward").resolve("cpu")
-    with pytest.raises(Unsupported, match="a tensor for backward that a later line of the step overwrites"):
+    with pytest.raises(Unsupported, match="keeps a tensor for backward that this step changes in place"):
         Arm().setup(Spec(workload, (Fusion(),), "cpu", "float32", 0).pack())
 
 

@@ -203,6 +203,40 @@ def test_a_strategy_wraps_what_a_method_of_the_model_calls() -> None:
     assert calls == [1]
 
 
+def test_what_train_and_to_return_is_called_by_a_strategy() -> None:
+    def step(model: Any, batch: Any, optimizer: Any) -> None:
+        model = model.train().to("cpu").requires_grad_(True).apply(lambda module: None)
+        model(batch[0]).sum().backward()
+        optimizer.step()
+
+    calls, plain = [], program(step)
+    replace(plain, forward=lambda x: calls.append(1) or plain.model(x)).run()  # type: ignore[func-returns-value]
+    assert calls == [1]
+
+
+def test_gradients_are_those_that_an_optimizer_took_before_it_wrote_to_them() -> None:
+    class Decays(torch.optim.SGD):
+        __hash__ = None  # type: ignore[assignment]  # as of a dataclass
+
+        def step(self, closure: Any = None, scale: float = 1.0) -> None:  # type: ignore[override]
+            for parameter in self.param_groups[0]["params"]:
+                parameter.grad.data.add_(parameter.data, alpha=0.5 * scale)
+            super().step()
+
+    def step(model: Any, batch: Any, optimizer: Any) -> None:
+        model(batch[0]).sum().backward()
+        seen.append([parameter.grad.clone() for parameter in model.parameters()])
+        optimizer.step(scale=2.0)
+        optimizer.zero_grad()
+
+    seen = list[list[Tensor]]()
+    plain = program(step)
+    plain = replace(plain, optimizer=Decays(plain.model.parameters(), lr=0.1))
+    for _ in range(5):
+        plain.run()
+        assert all(map(torch.equal, gradients(plain).values(), seen[-1]))
+
+
 def test_for_all_else_the_model_is_the_model() -> None:
     seen: dict[str, Any] = {}
 
