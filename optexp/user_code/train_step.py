@@ -241,10 +241,10 @@ class Optimizer:
             parameter.grad = None
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        taken = [parameter.grad for parameter in self.parameters]
-        if self.copies:
-            taken = [None if gradient is None else gradient.clone() for gradient in taken]
+        taken = self._gradients()
         result = self.optimizer.step(*args, **kwargs)
+        if getattr(self.optimizer, "_optimizer_step_pre_hooks", None):  # which may scale gradients, or give others
+            taken = [old if new is None else new for old, new in zip(taken, self._gradients(), strict=True)]
         if args or kwargs:  # a closure, which computes them
             taken = [parameter.grad for parameter in self.parameters]
         self.versions = [gradient._version for gradient in taken if gradient is not None] if self.looks else []
@@ -253,6 +253,11 @@ class Optimizer:
         else:
             self.recording.steps, self.recording.gradients = self.recording.steps + 1, taken
         return result
+
+    def _gradients(self) -> list[Tensor | None]:
+        """Those that are there now; copies where the step may add to them later."""
+        found = [parameter.grad for parameter in self.parameters]
+        return [None if gradient is None else gradient.clone() for gradient in found] if self.copies else found
 
     def replayed(self, recorded: Recorded) -> None:
         self.steps += recorded.steps
