@@ -52,8 +52,9 @@ def drawn_at(model: nn.Module, step: Callable[[], object]) -> str:
     Args:
         model: Of the step, whose modules have names.
     """
+    seen = DrawnAt(model)
     try:
-        with DrawnAt(model) as seen:
+        with seen:
             step()
     except Exception:
         return ""
