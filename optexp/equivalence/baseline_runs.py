@@ -25,6 +25,7 @@ from optexp.equivalence.tensor_math import errors, finite, identical
 from optexp.errors import NoReference
 
 MEND = "mend the program first (the learning rate, clipping, an eps in log, sqrt or a division)"
+SEEDED = ", or define train_step(model, batch, optimizer) for mode=train: they are seeded before each call of it"
 RESULTS = ("out/", "input/", "grad/", "buffer/", "param/")  # compared with an fp64 step; other tensors with an update
 
 
@@ -73,9 +74,11 @@ def _note_step(inputs: InputSet, run: BaselineObservation) -> None:
     """State and side effects of the step, before any result."""
     seen, fp64 = run.seen, inputs.fp64
     if seen["flag/random"]:
+        place = fp64.draws_at()
+        named, seeded = place and f" ({place})", SEEDED if fp64.trains and not fp64.program.own_step else ""
         raise NoReference(
-            "a step draws random numbers even with every dropout at p = 0, so no two implementations need agree:"
-            " switch that off for the comparison"
+            f"a step draws random numbers even with every dropout at p = 0{named}, so no two implementations need"
+            f" agree: switch that off for the comparison{seeded}"
         )
     fp64.adopt(seen)
     inputs.yardsticks.attributes.meet(run.step, seen)

@@ -26,6 +26,7 @@ from optexp.equivalence.loss_scale import skipped
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.quantities import Quantity, measured, parts
 from optexp.equivalence.reassociation import Reassociated
+from optexp.equivalence.step_hooks import changing_numbers_alone
 from optexp.equivalence.tensor_math import histogram, largest
 from optexp.equivalence.trajectory import RATES
 from optexp.errors import NoReference
@@ -134,7 +135,8 @@ def _take_optimizer_step(inputs: InputSet, step: int, seen: Observation, rounded
         for group, called in zip(optimizer.param_groups, fp64.results.update_inputs.called[step], strict=True):
             group.update(called)
     reassociates = nullcontext() if order is None else Reassociated(order)
-    with in_float32(optimizer) if rounded else nullcontext(), reassociates:
+    hooks = changing_numbers_alone(optimizer, numbers=not program.own_step)
+    with in_float32(optimizer) if rounded else nullcontext(), hooks, reassociates:
         optimizer.step()
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from optexp.equivalence.checksums import LARGE
+from optexp.equivalence.drawn_at import drawn_at
 from optexp.equivalence.drawn_set import DrawnSet, Fp64Results, PythonState
 from optexp.equivalence.dropout import NoDropout, silence
 from optexp.equivalence.input_source import InputSource
@@ -162,6 +163,12 @@ class Fp64Reference:
             finally:
                 if state:
                     program.put(state)
+
+    def draws_at(self) -> str:
+        """The user's line, and its module, at which a step draws random numbers beside dropout; empty if none does."""
+        batch = map_batch(lambda t: widened(t, self.device), self.batches[0])
+        with self.aside():
+            return drawn_at(self.program.model, lambda: self._outputs(0, batch))
 
     # --- steps --------------------------------------------------------------------------------------------------
 

@@ -166,7 +166,7 @@ def _entry(owner: Any, key: Any) -> Any:
     return owner[key] if key < len(owner) else None
 
 
-def states(optimizer: Optimizer, prefix: str = "") -> Iterator[tuple[str, Mapping[Any, Any]]]:
+def states(optimizer: Optimizer, prefix: str = "") -> Iterator[tuple[str, dict[Any, Any]]]:
     """The state of an optimizer, and of those that it is around and that keep one of their own, by a prefix."""
     yield prefix, optimizer.state
     for name, inner in list(vars(optimizer).items()):

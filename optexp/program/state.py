@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from optexp.errors import NoReference
+from optexp.program import counters
 from optexp.program.counters import is_counted
 from optexp.program.first_values import first, is_own, noted
 from optexp.program.not_called import NotCalled
@@ -25,8 +26,8 @@ from optexp.support.reading import read
 
 
 NO_STEP = (
-    "{}.step() is not implemented, and an update is checked as one call of step() on given gradients: optimizers with"
-    " other methods in its place, as SAM has, cannot be compared"
+    "{}.step() is not implemented, and an update is checked as one call of step() on given gradients: an optimizer"
+    " with other methods in its place, as SAM has, needs an attribute that holds the optimizer which makes the update"
 )
 TAKE_SPARSE = (torch.optim.SGD, torch.optim.Adagrad)  # optimizers that take sparse and dense gradients
 
@@ -191,12 +192,34 @@ def prime(program: Program) -> None:
                 parameter.grad = gradient.to_sparse(1) if id(parameter) in rows else gradient
         return torch.zeros(())
 
-    if is_own(program.optimizer):
-        with suppress(Exception), preserved(program), noted(program.optimizer, tried=True):
-            _step_once(program.optimizer, partial(filled, 1.0))
-    with preserved(program), noted(program.optimizer):
-        _step_once(program.optimizer, partial(filled, 0.0))
+    own = is_own(program.optimizer)
+    around = own and len([*counters.states(program.optimizer)]) > 1
+    with _undone_where_refused(program) if around else nullcontext():
+        if own:
+            with suppress(Exception), preserved(program), noted(program.optimizer, tried=True):
+                _step_once(program.optimizer, partial(filled, 1.0))
+        with preserved(program), noted(program.optimizer):
+            _step_once(program.optimizer, partial(filled, 0.0))
     clear_gradients(program.model)
+
+
+@contextmanager
+def _undone_where_refused(program: Program) -> Iterator[None]:
+    """Where the block raises NoReference, leave state that was empty empty, and parameters as they were.
+
+    After `p.data = state["old_p"]` a parameter lies in the memory of state.
+    """
+    assert program.optimizer is not None
+    start = Snapshot(program)
+    empty = [state for _, state in counters.states(program.optimizer) if not state]
+    try:
+        yield
+    except NoReference:
+        for state in empty:
+            state.clear()
+        start.restore(program)
+        clear_gradients(program.model)
+        raise
 
 
 def _take_hooks(optimizer: torch.optim.Optimizer) -> None:
@@ -220,7 +243,8 @@ def _step_once(optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor]) 
             raise error from None
         raise NoReference(
             f"{type(optimizer).__name__}.step() evaluates the model itself, by a closure, and an update is checked as"
-            " one call of step() on given gradients: optimizers such as LBFGS and SAM cannot be compared"
+            " one call of step() on given gradients: optimizers such as LBFGS cannot be compared (one like SAM needs an"
+            " attribute that holds the optimizer which makes the update, of the same parameters)"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""ARM, REFERENCE: gradients as an optimizer's step takes them.
+"""ARM, REFERENCE: gradients as an optimizer's step takes them: after hooks before the step, and before its own writes.
 
 Some optimizers write to gradients: Muon its momentum, others a decay. An fp64 step on gradients that were written to
 would apply both twice.
@@ -29,15 +29,30 @@ def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> tuple[A
     if not looks and looked != WRITES:
         return optimizer.step(*args, **kwargs), {}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    held = {parameter: parameter.grad for parameter in parameters if parameter.grad is not None}
-    taken = {parameter: gradient.clone() for parameter, gradient in held.items()}
-    result = optimizer.step(*args, **kwargs)
+    held, taken = dict[nn.Parameter, Tensor](), dict[nn.Parameter, Tensor]()
+
+    def take(*_: Any) -> None:
+        held.update({parameter: parameter.grad for parameter in parameters if parameter.grad is not None})
+        taken.update({parameter: gradient.clone() for parameter, gradient in held.items()})
+
+    take()
+    last = optimizer.register_step_pre_hook(take) if has_hooks(optimizer) else None  # after they have scaled them
+    try:
+        result = optimizer.step(*args, **kwargs)
+    finally:
+        if last is not None:
+            last.remove()
     if looks:
         written = any(not _same(gradient, taken[parameter]) for parameter, gradient in held.items())
         looked = WRITES if written else looked + 1
         key = id(optimizer)
         _LOOKED[key] = ref(optimizer, lambda _: _LOOKED.pop(key, None)), looked
     return result, taken if looked == WRITES else {}
+
+
+def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it runs hooks before its step, which may change gradients or give others."""
+    return bool(getattr(optimizer, "_optimizer_step_pre_hooks", None))
 
 
 def _looked(optimizer: torch.optim.Optimizer) -> int:

@@ -55,7 +55,7 @@ def slots(place: Place, own: frozenset[int], depth: int = 0) -> Iterator[Slot]:
     elif state := state_of(value):
         yield made(*state)
     elif isinstance(value, nn.Module):
-        if any(id(tensor) in own for tensor in tensors_in(value).values()):  # around the model
+        if is_skeleton(value) or any(id(tensor) in own for tensor in tensors_in(value).values()):  # around the model
             return
         yield made(partial(tensors_in, value), partial(_put_tensors, value))
         for inner in attributes(f"{name}.", value):
@@ -101,6 +101,11 @@ def plain(value: Any) -> bool:
 
 def tensors_in(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def is_skeleton(module: nn.Module) -> bool:
+    """Whether it has tensors without values, on the meta device, as a module has that torch.func calls on others."""
+    return any(tensor.is_meta for tensor in tensors_in(module).values())
 
 
 class Tree:

@@ -29,8 +29,8 @@ INSTALLED = (
     str(Path(__file__).parents[1] / "kernelkit"),  # its caches hold facts about this card, no state of a program
     "<frozen",
 )
-
-
+OURS = str(Path(__file__).parents[1])
+WORKLOADS = str(Path(OURS) / "workloads")  # their steps stand where a user's would
 FUNCTIONS = (FunctionType, MethodType, partial)
 
 
@@ -92,6 +92,13 @@ def users(kind: type) -> bool:
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
     return not file.startswith(INSTALLED) if file else kind.__module__ not in sys.builtin_module_names
+
+
+def is_users_file(file: str) -> bool:
+    """Whether a file is neither Python's, nor an installed package's, nor of this framework."""
+    if file.startswith(("<", *INSTALLED)):
+        return False
+    return not file.startswith(OURS) or file.startswith(WORKLOADS)
 
 
 def records_graphs(kind: type) -> bool:

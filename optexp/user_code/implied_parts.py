@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from optexp.errors import ConfigError
+from optexp.python_state.slots import is_skeleton
 from optexp.support.marks import Mark
 from optexp.user_code.loose_tensors import loose_tensors
 
@@ -29,9 +30,7 @@ def with_implied(mark: Mark, frame: FrameType, path: str, body: Callable[[], Fun
     if mark.model is not None:
         return mark
     known = {**frame.f_globals, **frame.f_locals}
-    model = _only(
-        known, "model", lambda value: isinstance(value, nn.Module) and any(True for _ in value.parameters()), path
-    )
+    model = _only(known, "model", _learns, path)
     optimizer = mark.optimizer
     if optimizer is None and torch.is_grad_enabled():
         optimizer = _only(known, "optimizer", lambda value: isinstance(value, torch.optim.Optimizer), path)
@@ -39,6 +38,10 @@ def with_implied(mark: Mark, frame: FrameType, path: str, body: Callable[[], Fun
     if model is None:
         raise ConfigError(f"{path}: the mark names no model, and no variable holds one: {EXAMPLE}")
     return replace(mark, model=model, optimizer=optimizer)
+
+
+def _learns(value: Any) -> bool:
+    return isinstance(value, nn.Module) and any(True for _ in value.parameters()) and not is_skeleton(value)
 
 
 EXAMPLE = "optexp.step(model=model, optimizer=optimizer), or optexp.steps(loader, model=model, optimizer=optimizer)"

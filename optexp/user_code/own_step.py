@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from optexp.program import Batch
+import torch
+
+from optexp.errors import NoReference
+from optexp.program import Batch, prime
 from optexp.python_state.slots import Slot
+from optexp.support.float64 import InFloat64
 from optexp.user_code.drawn_alike import Seeded, compiled_code_draws_alike
+from optexp.user_code.inner_optimizer import Around, inner_name, refuse_carried
 from optexp.user_code.learning import new_optimizer
 from optexp.user_code.left_gradients import follow, learn
 from optexp.user_code.own_optimizers import steps_alone
@@ -30,6 +36,37 @@ def with_optimizer(own: UserWorkload, program: OwnProgram, batch: Batch) -> OwnP
         return program
     optimizer = new_optimizer(own, program.model)
     return replace(program, optimizer=optimizer, step_state=own.tracked(own.own_step, program.model, optimizer))
+
+
+def primed(own: UserWorkload, program: OwnProgram, dtype: torch.dtype) -> OwnProgram:
+    """A program whose optimizer has its state; it is the inner one where the given one's step() evaluates the model.
+
+    Raises:
+        NoReference: No inner optimizer makes the update, or a step reads what an earlier one left in the outer one.
+    """
+    outer, wide = program.optimizer, dtype is torch.float64
+    try:
+        with InFloat64() if wide else nullcontext():  # it may make its state now
+            prime(program)
+        return program
+    except NoReference:
+        name = inner_name(outer) if own.own_step else None
+        if name is None:
+            raise
+    assert own.own_step is not None
+    assert outer is not None
+    inner, step = getattr(outer, name), Around(own.own_step, outer, name)
+    program = replace(
+        program,
+        optimizer=inner,
+        step=TrainStep(step, own.layout.unpack),
+        step_state=own.tracked(own.own_step, program.model, inner, aside=(outer,)),
+    )
+    with InFloat64() if wide else nullcontext():
+        prime(program)
+    batch = own.batch(torch.Generator(program.device).manual_seed(0))
+    refuse_carried(program, outer, name, own.in_dtype(batch, dtype))
+    return program
 
 
 def tried(
@@ -54,6 +91,6 @@ def tried(
     if not draws:
         return program
     own.remarks.append(compiled_code_draws_alike())
-    alike = Seeded(function)
+    alike = Seeded(step.function)
     state.track(Slot("steps that drew", alike.calls, lambda: alike.calls, alike.put))
     return replace(program, step=replace(step, function=alike))

@@ -71,6 +71,7 @@ class Reached:
     path:     of the file with the mark
     drawn:    batches of a mark without a loader
     held:     where those are what the loop learns, the values of the script, which a step finds a batch in
+    inner:    the attribute of the mark's optimizer that holds the one which makes the update
     """
 
     mark: Mark
@@ -80,6 +81,14 @@ class Reached:
     path: str
     drawn: Sequence[tuple[Any, ...]] = ()
     held: tuple[Any, ...] = ()
+    inner: str | None = None
+
+    @property
+    def optimizer(self) -> Any:
+        """torch's optimizer that makes the update: inside one of Accelerate's, Lightning's or the user's."""
+        given = self.mark.optimizer
+        found = getattr(given, self.inner or "optimizer", None)
+        return found if isinstance(found, torch.optim.Optimizer) else given
 
     @property
     def unchanging(self) -> bool:

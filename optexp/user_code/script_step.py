@@ -52,7 +52,7 @@ class Body:
     def holders(self) -> tuple[list[Place], list[Place]]:
         """Variables that hold the model, and those that hold the optimizer."""
         mark = self.reached.mark
-        every, optimizer = list(_variables(self.reached.function)), unwrapped(mark.optimizer)
+        every, optimizer = list(_variables(self.reached.function)), self.reached.optimizer
         if optimizer is not mark.optimizer:
             every += attributes("optimizer.", mark.optimizer)
         model = [place for place in every if place.get() is mark.model]
@@ -90,7 +90,7 @@ class Body:
             for place in models:
                 place.set(mark.model)  # type: ignore[misc]
             for place in optimizers:
-                place.set(unwrapped(mark.optimizer))  # type: ignore[misc]
+                place.set(self.reached.optimizer)  # type: ignore[misc]
 
     def _results(self, found: Any, model: Model) -> Any:
         """The loss; in inference what the body assigned, and what the model returned last."""
@@ -102,12 +102,6 @@ class Body:
         if flatten(returned):  # names may hold anything else, such as a moved batch
             tensors["model"] = returned
         return next(iter(tensors.values())) if len(tensors) == 1 else tensors or None
-
-
-def unwrapped(optimizer: Any) -> Any:
-    """torch's optimizer inside one of Accelerate's or Lightning's."""
-    inner = getattr(optimizer, "optimizer", None)
-    return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from optexp.user_code.script_run import Reached
-from optexp.user_code.script_step import FirstCall, unwrapped
+from optexp.user_code.script_step import FirstCall
 
 
 def starts_from(reached: Reached, first: FirstCall) -> list[str]:
@@ -26,7 +26,7 @@ def starts_from(reached: Reached, first: FirstCall) -> list[str]:
         found.append(f"autocast to {str(first.autocast).removeprefix('torch.')}")
     if reached.ambient.inference:
         found.append("inference mode")
-    found += _of_optimizer(unwrapped(mark.optimizer))
+    found += _of_optimizer(reached.optimizer)
     if any(p.dim() == 4 and not p.is_contiguous() and _last(p) for p in mark.model.parameters()):
         found.append("channels_last weights")
     if isinstance(mark.source, DataLoader):

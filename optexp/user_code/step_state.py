@@ -30,7 +30,18 @@ from optexp.python_state import likeness
 from optexp.python_state.counts import moved_on
 from optexp.python_state.hooks import Hooks, hooks
 from optexp.python_state.likeness import equal
-from optexp.python_state.slots import SIMPLE, WITH_STATE, Slot, Tree, has_made, plain, refilled, slots, tensors_in
+from optexp.python_state.slots import (
+    SIMPLE,
+    WITH_STATE,
+    Slot,
+    Tree,
+    has_made,
+    is_skeleton,
+    plain,
+    refilled,
+    slots,
+    tensors_in,
+)
 from optexp.python_state.variables import MISSING, attributes, places
 from optexp.python_state.write_only import write_only
 from optexp.user_code import train_step
@@ -406,7 +417,7 @@ def move(step: Callable[..., Any], model: nn.Module, device: torch.device, dtype
     own = belongings(model)
     for place in places(step):
         value = place.get()
-        if isinstance(value, nn.Module):
+        if isinstance(value, nn.Module) and not is_skeleton(value):
             tensors = tensors_in(value).values()
             kinds = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
             precision = dtype if dtype is torch.float64 or kinds <= {torch.float32} else None

@@ -241,14 +241,14 @@ class Optimizer:
             parameter.grad = None
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        taken = [parameter.grad for parameter in self.parameters]
-        if self.copies:
-            taken = [None if gradient is None else gradient.clone() for gradient in taken]
+        taken = self._gradients()
         if any(map(callable, (*args, *kwargs.values()))):  # a closure, which computes them
             result = self.optimizer.step(*args, **kwargs)
             taken = [parameter.grad for parameter in self.parameters]
         else:
             result, copies = taken_gradients.step(self.optimizer, *args, **kwargs)
+            if taken_gradients.has_hooks(self.optimizer):  # which may scale gradients, or give others
+                taken = [old if new is None else new for old, new in zip(taken, self._gradients(), strict=True)]
             taken = [copies.get(p, gradient) for p, gradient in zip(self.parameters, taken, strict=True)]
         self.versions = [gradient._version for gradient in taken if gradient is not None] if self.looks else []
         if self.recording is None:
@@ -256,6 +256,11 @@ class Optimizer:
         else:
             self.recording.steps, self.recording.gradients = self.recording.steps + 1, taken
         return result
+
+    def _gradients(self) -> list[Tensor | None]:
+        """Those that are there now; copies where the step may add to them later."""
+        found = [parameter.grad for parameter in self.parameters]
+        return [None if gradient is None else gradient.clone() for gradient in found] if self.copies else found
 
     def replayed(self, recorded: Recorded) -> None:
         self.steps += recorded.steps

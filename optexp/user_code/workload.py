@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -29,7 +29,6 @@ from optexp.program import (
     map_batch,
     mixes_precisions,
     placed,
-    prime,
     set_training,
     tensors_of,
 )
@@ -58,7 +57,7 @@ from optexp.user_code.layout import Layout, constants_of, find_labels
 from optexp.user_code.learning import criterion, new_optimizer
 from optexp.user_code.other_tensors import other_tensors
 from optexp.user_code.own_program import OwnProgram
-from optexp.user_code.own_step import tried, with_optimizer
+from optexp.user_code.own_step import primed, tried, with_optimizer
 from optexp.user_code.parameter_attributes import attributes
 from optexp.user_code.parts import Parts
 from optexp.user_code.script_batches import is_nested
@@ -239,8 +238,7 @@ class UserWorkload(Workload):
         torchs_loss = trains and not own_step and (self.loss is not None or parts.loss is None)
         if torchs_loss and dtype is not torch.float64 and not self.odd_batch:
             try_loss(self, program, dtype)
-        with InFloat64() if dtype is torch.float64 else nullcontext():
-            prime(program)
+        program = primed(self, program, dtype)
         if own_step:
             batch = self.batch(torch.Generator(device).manual_seed(0))
             program = tried(self, program, own_step, self.in_dtype(batch, dtype), had)
@@ -270,10 +268,18 @@ class UserWorkload(Workload):
         return model
 
     def tracked(
-        self, own_step: Callable[..., Any], model: nn.Module, optimizer: torch.optim.Optimizer
+        self,
+        own_step: Callable[..., Any],
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        aside: Sequence[Any] = (),
     ) -> TrackedStepState:
-        """Python state of the user's step, to put back before each step."""
-        found = TrackedStepState(own_step, model, optimizer)
+        """Python state of the user's step, to put back before each step.
+
+        Args:
+            aside: Objects that hold nothing of their own.
+        """
+        found = TrackedStepState(own_step, model, optimizer, aside)
         if found.lost:
             lost = ", ".join(found.lost)
             self.remarks.append(f"train_step keeps what cannot be put back from step to step: {lost}")

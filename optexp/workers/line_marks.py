@@ -6,26 +6,15 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from torch.profiler import record_function
 
-import optexp
-from optexp.python_state.variables import INSTALLED
+from optexp.python_state.variables import is_users_file
 from optexp.trace import LINE
 
-OURS = str(Path(optexp.__file__).parent)
 MOST = 2000  # executions of a line that are marked: a loop may have millions, each a range in the trace
-WORKLOADS = str(Path(OURS) / "workloads")  # their steps stand where a user's would
-
-
-def is_users(file: str) -> bool:
-    """Whether a file is neither Python's, nor an installed package's, nor of this framework."""
-    if file.startswith(("<", *INSTALLED)):
-        return False
-    return not file.startswith(OURS) or file.startswith(WORKLOADS)
 
 
 @contextmanager
@@ -58,7 +47,7 @@ def lines_marked() -> Iterator[None]:
     def on_call(frame: FrameType, event: str, _: object) -> Any:
         file = frame.f_code.co_filename
         if file not in users:
-            users[file] = is_users(file)
+            users[file] = is_users_file(file)
         return in_function if users[file] else None
 
     before = sys.gettrace()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from optexp.errors import ConfigError, NotCovered
+from optexp.errors import ConfigError, NoReference, NotCovered
 from optexp.export.patch import applied_at, behind_class, patch
 from optexp.program import (
     Batch,
@@ -39,6 +39,7 @@ from optexp.user_code.drawn_alike import compiled_code_draws_alike, draws
 from optexp.user_code.find_marks import require_mark
 from optexp.user_code.given_batches import GivenBatches
 from optexp.user_code.importing import require_file
+from optexp.user_code.inner_optimizer import inner_name, refuse_carried
 from optexp.user_code.left_gradients import follow, learn
 from optexp.user_code.loose_tensors import LOOSE, LooseTensors
 from optexp.user_code.misplaced_mark import misplaced
@@ -48,7 +49,7 @@ from optexp.user_code.parameter_attributes import attributes, follow_attributes
 from optexp.user_code.parts import Parts
 from optexp.user_code.script_batches import BatchForm
 from optexp.user_code.script_run import Reached, run
-from optexp.user_code.script_step import Body, FirstCall, Inference, first_call, unreached, unwrapped
+from optexp.user_code.script_step import Body, FirstCall, Inference, first_call, unreached
 from optexp.user_code.starts_from import starts_from
 from optexp.user_code.step_state import TrackedStepState, move
 from optexp.user_code.train_step import Beginning, TrainStep
@@ -231,20 +232,21 @@ class Script(Workload):
         self.forget()
         seed_all(seed)
         self.beginning = Beginning()
-        mark, function, own = self.reached.mark, self.reached.function, self.model()
+        function, own = self.reached.function, self.model()
         if self.learns and self.mode != "train":
             raise ConfigError(f"{self.path}: the mark has an optimizer: set workload.mode=train")
         model = placed(own, device, dtype)
-        optimizer = NotCalled() if self.by_hand else unwrapped(mark.optimizer)
+        optimizer = NotCalled() if self.by_hand else self.reached.optimizer
         given = attributes(model)
         had = {n: p.grad.to_dense() for n, p in model.named_parameters() if p.grad is not None}
         if optimizer is not None and optimizer.state:
             optimizer.load_state_dict(optimizer.state_dict())  # which brings its tensors to those of the model
         move(function, model, device, dtype)
         program = self._program(Body(self.reached), model, optimizer, device, dtype)
-        with InFloat64() if dtype is torch.float64 else nullcontext():
-            prime(program)
         batch = self.in_dtype(self.batch(torch.Generator(device).manual_seed(0)), dtype)
+        with InFloat64() if dtype is torch.float64 else nullcontext():
+            program = self._primed(program, batch, device, dtype)
+        optimizer = program.optimizer
         if isinstance(optimizer, NotCalled) and not steps_alone(program, batch):
             raise ConfigError(
                 f"{self.path}: the mark names no optimizer, and its step calls none: write optexp.steps(...,"
@@ -266,6 +268,27 @@ class Script(Workload):
         if already := starts_from(self.reached, first or FirstCall()):
             self.remarks.append(f"the script starts from {', '.join(already)}, in both arms")
         return keeping(replace(program, called_with=None if first is None else (first.args, first.kwargs)))
+
+    def _primed(self, program: OwnProgram, batch: Batch, device: torch.device, dtype: torch.dtype) -> OwnProgram:
+        """A program whose optimizer has its state; it is the inner one where the mark's step() evaluates the model.
+
+        Raises:
+            NoReference: No inner optimizer makes the update, or a step reads what an earlier one left in the outer one.
+        """
+        outer = program.optimizer
+        try:
+            prime(program)
+            return program
+        except NoReference:
+            name = inner_name(outer) if outer is self.reached.mark.optimizer else None
+            if name is None:
+                raise
+        assert outer is not None
+        self.reached = replace(self.reached, inner=name)
+        program = self._program(Body(self.reached), program.model, self.reached.optimizer, device, dtype)
+        prime(program)
+        refuse_carried(program, outer, name, batch)
+        return program
 
     def _program(
         self, body: Body, model: nn.Module, optimizer: Any, device: torch.device, dtype: torch.dtype

@@ -40,6 +40,24 @@ for x in optexp.steps([torch.rand(4, 2), torch.rand(4, 2)]):
     loss.backward()
     sgd([w, b], 0.1)
 """
+STACKED = """\
+import copy
+import torch
+import optexp
+from torch import nn
+from torch.func import functional_call, stack_module_state, vmap
+torch.manual_seed(0)
+params, _ = stack_module_state([nn.Linear(2, 1) for _ in range(3)])
+skeleton = copy.deepcopy(nn.Linear(2, 1)).to("meta")
+def call(params, x):
+    return functional_call(skeleton, params, (x,))
+optimizer = torch.optim.Adam(params.values(), lr=0.1)
+for x in optexp.steps([torch.rand(4, 2), torch.rand(4, 2)]):
+    loss = vmap(call, (0, None))(params, x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
 
 
 def built(folder: Path, text: str, dtype: torch.dtype = torch.float32) -> tuple[Script, Program]:
@@ -68,6 +86,16 @@ def test_tensors_that_a_script_trains_are_its_model(
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], before)
     assert torch.equal(program.model.get_parameter("w"), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_module_without_values_is_no_model(dtype: torch.dtype, tmp_path: Path) -> None:
+    workload, program = built(tmp_path, STACKED, dtype)
+    program.step(program, workload.in_dtype(workload.batch(torch.Generator().manual_seed(0)), dtype))
+    assert {name: p.grad is not None for name, p in program.model.named_parameters()} == {
+        "params_0": True,
+        "params_1": True,
+    }
 
 
 def test_a_step_that_trains_nothing_says_so(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from optexp.profiling.operators import backward_of, lines_of
+from optexp.python_state.variables import is_users_file
 from optexp.trace import Trace, record_once
 from optexp.workers import line_marks
-from optexp.workers.line_marks import is_users, lines_marked
+from optexp.workers.line_marks import lines_marked
 
 CPU = torch.device("cpu")
 X = torch.ones(4, 4)
@@ -137,4 +138,4 @@ def test_a_generator_that_goes_on_under_a_debugger_is_marked_no_more(monkeypatch
     [(__file__, True), (nn.__file__, False), (sys.modules["optexp.trace"].__file__, False), ("<string>", False)],
 )
 def test_whose_a_file_is(file: str, users: bool) -> None:
-    assert is_users(file) is users
+    assert is_users_file(file) is users
