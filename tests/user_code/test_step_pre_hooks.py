@@ -45,6 +45,18 @@ LOSS = """
 def loss(outputs, batch):
     return nn.functional.cross_entropy(outputs, batch[1])
 """
+WRITES = """
+import torch
+
+class Writes(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad.add_(p, alpha=0.01), alpha=self.param_groups[0]["lr"])
+"""
 SCALE, REPLACE, DECAY = "p.grad.mul_(0.5)", "p.grad = p.grad * 0.5", "p.mul_(0.99)"
 SLOW = pytest.mark.slow
 
@@ -78,3 +90,12 @@ def test_one_that_changes_otherwise_is_another(change: str, step: str, tmp_path:
     other = change.replace("0.5", "0.51").replace("0.99", "0.9902")
     result = compared(tmp_path, hooked(other, step), hooked(change, step))
     assert result.verdict is Verdict.NOT_EQUIVALENT, result.headline
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [STEP, LOSS], ids=["a step", "a loss"])
+@pytest.mark.parametrize(("factor", "verdict"), [("0.5", Verdict.VERIFIED), ("0.51", Verdict.NOT_EQUIVALENT)])
+def test_a_hook_scales_before_the_optimizer_writes(factor: str, verdict: Verdict, step: str, tmp_path: Path) -> None:
+    first = WRITES + hooked(SCALE, step).replace("torch.optim.SGD(params, lr=0.1, momentum=0.9)", "Writes(params)")
+    result = compared(tmp_path, first.replace("mul_(0.5)", f"mul_({factor})"), first)
+    assert result.verdict is verdict, result.headline
