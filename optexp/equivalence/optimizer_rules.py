@@ -43,8 +43,20 @@ def hyperparameters(seen: Mapping[str, Tensor]) -> dict[str, Number]:
     return _by_name(Rule.unpacked(seen))
 
 
+def all_hyperparameters(seen: Mapping[str, Tensor]) -> dict[str, Number]:
+    """The same with those of other optimizers that its step names."""
+    rule = Rule.unpacked(seen)
+    beside = rule.beside.items() if rule else ()
+    return _by_name(rule) | _named(
+        (f"{name}/{i}", numbers) for name, one in beside for i, numbers in enumerate(one.groups)
+    )
+
+
 def _by_name(rule: Rule | None) -> dict[str, Number]:
-    named = ((f"{OF_GROUPS}{index}", group.numbers) for index, group in enumerate(rule.groups if rule else ()))
+    return _named((f"{OF_GROUPS}{index}", group.numbers) for index, group in enumerate(rule.groups if rule else ()))
+
+
+def _named(named: Iterable[tuple[str, Numbers]]) -> dict[str, Number]:
     keyed = ((f"{group}/{key}", held) for group, numbers in named for key, held in numbers.items())
     return {f"{name}/{place}": number for name, held in keyed for place, number in enumerate(held)}
 

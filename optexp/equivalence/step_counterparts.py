@@ -17,7 +17,7 @@ import torch
 from optexp.equivalence.attributes import NAMED
 from optexp.equivalence.observation import Observation, unpacked
 from optexp.equivalence.optimizer_counterparts import is_count
-from optexp.equivalence.optimizer_rules import hyperparameters, shown
+from optexp.equivalence.optimizer_rules import all_hyperparameters, shown
 from optexp.equivalence.schedules import schedules
 from optexp.program import StepState
 from optexp.records.verification import Finding, broken
@@ -123,5 +123,5 @@ def _before_and_after(seen: Observation) -> tuple[dict[str, Any], dict[str, Any]
     before = {name: seen.get(f"before/{name}", torch.zeros_like(tensor)) for name, tensor in after.items()}
     counts = {name for name, tensor in after.items() if is_count(tensor) and is_count(before[name])}
     one, other = ({n: int(t) if n in counts else t for n, t in held.items()} for held in (before, after))
-    numbers = {name: n.value for name, n in hyperparameters(seen).items() if isinstance(n.value, float)}
+    numbers = {name: n.value for name, n in all_hyperparameters(seen).items() if isinstance(n.value, float)}
     return one | dict.fromkeys(numbers, 0.0), other | numbers
