@@ -11,6 +11,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 
 LOOKS = 3  # steps: the first one may write a momentum that is the gradient itself
 WRITES = -1
@@ -29,6 +30,8 @@ def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> tuple[A
     if not looks and looked != WRITES:
         return optimizer.step(*args, **kwargs), {}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if any(isinstance(parameter, FakeTensor) for parameter in parameters):  # has no values to compare
+        return optimizer.step(*args, **kwargs), {}
     held, taken = dict[nn.Parameter, Tensor](), dict[nn.Parameter, Tensor]()
 
     def take(*_: Any) -> None:
