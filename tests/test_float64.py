@@ -126,3 +126,21 @@ def test_what_torch_compiles_runs_eagerly_and_in_float64() -> None:
         found = torch.cond(x.sum() < 1e9, lambda x: x.float().exp(), lambda x: x, (x.requires_grad_(),))
     assert found.dtype is torch.float64
     assert found.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "ends"),
+    [((12, 8), (3, 8, 4), [4, 4, 8]), ((4, 16), (16, 8), [4, 12, 16]), ((2, 4, 8), (8, 12), [8, 12]),
+     ((2, 4, 8), (2, 8, 4), None)],
+    ids=["rows", "what is summed over", "columns", "batches"],
+)  # fmt: skip
+def test_products_of_groups_have_float64(a: tuple[int, ...], b: tuple[int, ...], ends: list[int] | None) -> None:
+    """As the experts of a mixture compute them."""
+    offs = None if ends is None else torch.tensor(ends, dtype=torch.int32)
+    left, right = torch.randn(a), torch.randn(b)
+    with InFloat64():
+        found = torch.nn.functional.grouped_mm(left.double(), right.double(), offs=offs)
+    expected = torch.nn.functional.grouped_mm(left, right, offs=offs)
+    assert found.dtype is torch.float64
+    rows = len(expected) if len(a) == 3 or len(b) == 2 or ends is None else ends[-1]  # others have no values
+    torch.testing.assert_close(found[:rows].float(), expected[:rows])

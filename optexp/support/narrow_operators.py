@@ -58,6 +58,28 @@ def _observed_and_quantized(
     return torch.fake_quantize_per_tensor_affine(x, scale, zero_point, low, high)
 
 
+def _grouped(
+    a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: Any = None
+) -> Tensor:
+    """A product for each group, as of the experts of a mixture. `offs` are the ends of groups along the dimension that
+    they share out: rows of `a`, columns of `b`, or what the product sums over."""
+    if a.dim() == b.dim() == 3:
+        product = torch.bmm(a, b)
+    else:
+        assert offs is not None
+        sizes = offs.diff(prepend=offs.new_zeros(1)).tolist()
+        if b.dim() == 3:
+            parts = [*a.split([*sizes, len(a) - sum(sizes)])]
+            product = torch.cat([*map(torch.mm, parts, b), parts[-1].new_zeros(len(parts[-1]), b.shape[-1])])
+        elif a.dim() == 3:
+            parts = [*b.split([*sizes, b.shape[1] - sum(sizes)], 1)]
+            product = torch.cat([*map(torch.mm, a, parts), parts[-1].new_zeros(a.shape[1], parts[-1].shape[1])], 1)
+        else:
+            left, right = a[:, : sum(sizes)].split(sizes, 1), b[: sum(sizes)].split(sizes)
+            product = torch.stack([*map(torch.mm, left, right)])
+    return product if bias is None else product + bias
+
+
 _QUANTIZE = (torch.quantize_per_tensor, torch.quantize_per_channel, torch.quantize_per_tensor_dynamic)
 _DEQUANTIZE = (torch.dequantize, Tensor.dequantize)
 _RECURRENT = ("quantized_lstm", "quantized_gru")
@@ -88,6 +110,7 @@ def _wide(tensor: Tensor) -> Tensor:
 NARROW: dict[Any, Callable[..., Any]] = {
     torch._amp_foreach_non_finite_check_and_unscale_: _unscale,
     torch._amp_update_scale_: _update_scale,
+    torch._grouped_mm: _grouped,
     torch.fake_quantize_per_channel_affine: _quantized_by_channel,
     torch.fused_moving_avg_obs_fake_quant: _observed_and_quantized,
 }
