@@ -77,7 +77,8 @@ def test_nothing_starts_that_may_not_end_in_time(folder: Path, monkeypatch: pyte
 
 def test_a_job_without_an_answer_is_ended_and_the_next_one_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = folder / "worker.py"
-    script.write_text("import sys, time\nfor line in sys.stdin:\n    time.sleep(60 * ('slow' in line))\n    print()\n")
+    answers = "for line in sys.stdin:\n    time.sleep(60 * ('slow' in line))\n    print(flush=True)\n"
+    script.write_text(f"import sys, time\n{answers}")
     monkeypatch.setattr(kernelbench, "__file__", str(script))
     worker = Worker()
     assert worker.ask({"folder": "quick"}, 30.0)
