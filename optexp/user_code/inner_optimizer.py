@@ -71,15 +71,18 @@ def refuse_carried(program: Program, outer: Optimizer, name: str, batch: Batch) 
     inner = getattr(outer, name)
     shares = all(one is other for one, other in zip(outer.param_groups, inner.param_groups, strict=False))
     counters.meet(outer)
-    some = next(program.model.parameters(), torch.empty(0))
+    some, carries, spoiled = next(program.model.parameters(), torch.empty(0)), False, False
     try:
         with preserved(program), put_back(program.device), InFloat64() if is_wide(some) else nullcontext():
             for _ in range(2):
                 program.step.tried(program, map_batch(torch.clone, batch), {})
-                carries = bool(counters.counted(outer, followed=shares)) or _spoiled(program)
+                carries |= bool(counters.counted(outer, followed=shares)) or _spoiled(program)
                 _spoil(outer)
+                spoiled = True
     except Exception:
-        return
+        if not spoiled:
+            return
+        carries = True  # it met the NaN
     finally:
         outer.state.clear()
         for parameter in program.model.parameters():

@@ -160,8 +160,9 @@ def test_a_scripts_optimizer_may_be_around_another(tmp_path: Path) -> None:
     [
         pytest.param('self.state[p]["sum"] = self.state[p].get("sum", 0) + p.grad; p.sub_(self.state[p]["sum"])'),
         pytest.param('self.calls = getattr(self, "calls", 0) + 1', marks=SLOW),
+        pytest.param('assert self.state[p].get("norm", 0) >= 0; self.state[p]["norm"] = float(p.grad.norm())'),
     ],
-    ids=["a sum of gradients", "a count"],
+    ids=["a sum of gradients", "a count", "a number that is checked"],
 )
 def test_values_that_the_outer_one_keeps_for_later_steps_are_named(kept: str, tmp_path: Path) -> None:
     line = '                self.state[p]["old_p"] = p.data.clone()\n'
