@@ -15,7 +15,7 @@ from optexp.equivalence.effects import broken_effects
 from optexp.equivalence.fp64_quantities import causes, quantities, updates
 from optexp.equivalence.gates import exact
 from optexp.equivalence.input_set import InputSet
-from optexp.equivalence.narrow_updates import allow_narrow_updates
+from optexp.equivalence.narrow_updates import narrow_updates_allowed
 from optexp.equivalence.nature import explained
 from optexp.equivalence.near_ties import AT_ONCE, NEAR, TIED, allow_near_ties
 from optexp.equivalence.observation import Observation
@@ -152,8 +152,9 @@ class CandidateStep:
             allow_rounded_hyperparameters(inputs, self.step, self.seen, exact)
             found = self._measured()
             if left := _wrong_updates(found):
-                allow_narrow_updates(inputs, self.step, self.seen, exact)
-                if all(finding.ok for finding in self._measured()):
+                with narrow_updates_allowed(inputs, self.step, self.seen, exact):
+                    explained_all = all(finding.ok for finding in self._measured())
+                if explained_all:
                     raise NoReference(NARROW.format(left[0]))
         for seed in range(0, NEAR, AT_ONCE):
             wrong = {finding.tensor for finding in found if not finding.ok}

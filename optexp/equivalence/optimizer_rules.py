@@ -46,10 +46,9 @@ def hyperparameters(seen: Mapping[str, Tensor]) -> dict[str, Number]:
 def all_hyperparameters(seen: Mapping[str, Tensor]) -> dict[str, Number]:
     """The same with those of other optimizers that its step names."""
     rule = Rule.unpacked(seen)
-    beside = rule.beside.items() if rule else ()
-    return _by_name(rule) | _named(
-        (f"{name}/{i}", numbers) for name, one in beside for i, numbers in enumerate(one.groups)
-    )
+    others = rule.beside.items() if rule else ()
+    beside = ((f"{name}/{index}", group) for name, other in others for index, group in enumerate(other.groups))
+    return _by_name(rule) | _named(beside)
 
 
 def _by_name(rule: Rule | None) -> dict[str, Number]:
