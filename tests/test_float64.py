@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -39,6 +41,23 @@ def test_integers_and_bits_stay_what_they_are_and_the_mode_ends():
         assert torch.zeros(2, dtype=torch.int32).view(torch.float32).dtype is torch.float32
     assert torch.ones(2, dtype=torch.float64).float().dtype is torch.float32
     assert torch.get_default_dtype() is torch.float32
+
+
+FIRST_STEP_OF_A_PROCESS = """
+import torch
+from optexp.support.float64 import InFloat64
+
+with InFloat64(torch.float32):
+    model = torch.nn.Linear(2, 2)
+    model(torch.ones(2)).sum().backward()
+    torch.optim.Adam(model.parameters()).step()
+scale = type("Scale", (), {"factor": 2})()  # Dynamo compares such constants
+torch.compile(lambda x, scale: x * scale.factor, backend="eager")(torch.ones(2), scale)
+"""
+
+
+def test_the_compiler_works_after_an_optimizer_whose_first_step_imported_it() -> None:
+    assert subprocess.run([sys.executable, "-c", FIRST_STEP_OF_A_PROCESS], check=False).returncode == 0
 
 
 def test_a_dtype_is_that_of_the_arms() -> None:

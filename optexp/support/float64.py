@@ -39,6 +39,8 @@ class InFloat64(TorchFunctionMode):
         self._seen = {torch.float64: narrow, torch.complex128: _NARROWER.get(narrow, torch.complex128)}
 
     def __enter__(self) -> InFloat64:
+        import torch._dynamo  # an optimizer's first step imports it, and it would keep the replaced finfo
+
         self._default, self._finfo = torch.get_default_dtype(), torch.finfo
         torch.set_default_dtype(torch.float64)
         torch.finfo = self._constants  # type: ignore[misc,assignment]
