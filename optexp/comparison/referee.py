@@ -137,7 +137,7 @@ class Referee:
             NoReference: They leave a tensor so far apart that its limits let wrong ones pass.
         """
         runs = [yardstick.call(Arm.repeated, end=End(1)) for _ in range(step_digest.MOST)]
-        apart = step_digest.unsteady(runs, self.case.unit, found.sizes)
+        apart = step_digest.unsteady(runs, self.case.unit, found.sizes, found.zeros)
         if self.case.session.in_turns:
             yardstick.call(Arm.rest)
         if apart:

@@ -40,7 +40,8 @@ def compare(inputs: InputSet, quantity: Quantity) -> Finding:
         everything = f"{count} of {quantity.value.numel()} elements"
         return broken(name, f"{everything} are NaN or Inf, and finite in float64: {arithmetic.name} overflows here")
     yardstick, plain, found = inputs.yardstick(quantity), inputs.plain(quantity), _located(quantity)
-    finding = measure(name, found, quantity.scale, yardstick, plain, _limits(inputs, quantity, plain))
+    measured = measure(name, found, quantity.scale, yardstick, plain, _limits(inputs, quantity, plain))
+    finding = replace(measured, zero=quantity.terms > 0)
     exactly = inputs.fp64.family == integers.__name__ and quantity.reference.numel() >= SMALL
     if exactly and not plain.peak and found.peak:
         text = f"sums of small integers are exact in the baseline, and off by up to {found.peak:.3g} here"

@@ -6,7 +6,7 @@ not repeat bit for bit, no other arm can tell what they should have been. The sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import sqrt
 
 import torch
@@ -79,17 +79,28 @@ def astray(
     return found
 
 
-def unsteady(runs: Sequence[Digest], unit: float, scales: Mapping[str, float]) -> dict[str, float]:
+def unsteady(
+    runs: Sequence[Digest], unit: float, scales: Mapping[str, float], zeros: Collection[str] = ()
+) -> dict[str, float]:
     """How far the same steps leave a tensor apart, as a share of its size, where one that far off would be unseen.
 
     unit:   u of the promised arithmetic
     scales: by name, the s of gates: a gradient that is zero but for rounding has the size of its terms
+    zeros:  such gradients. Adam divides one by its own size: updates and state follow from rounding alone
     """
     least = max(SEEN, SEEN_UNITS * unit)
-    apart = {name: max(_spread(runs, name, 0), _spread(runs, name, 1)) for name in runs[0]}
-    sizes = {name: max(size, scales.get(name, 0.0)) for name, (_, size) in runs[0].items()}
+    told = [name for name in runs[0] if f"grad/{_owner(name)}" not in zeros]
+    apart = {name: max(_spread(runs, name, 0), _spread(runs, name, 1)) for name in told}
+    sizes = {name: max(runs[0][name][1], scales.get(name, 0.0)) for name in told}
     shares = {name: far / sizes[name] for name, far in apart.items() if sizes[name]}
     return {name: share for name, share in shares.items() if share > least}
+
+
+def _owner(name: str) -> str:
+    """The parameter that a tensor after an update belongs to; empty where it is no parameter and no state of one."""
+    if name.startswith("after/optimizer/"):
+        return name.removeprefix("after/optimizer/").rpartition("/")[0]
+    return name.removeprefix("after/param/") if name.startswith("after/param/") else ""
 
 
 def _spread(runs: Sequence[Digest], name: str, at: int) -> float:

@@ -36,6 +36,7 @@ class Finding:
                    block_ratio: for the worst block, against its E of G3
     used:          the largest error as a share of its limit: above 1 has failed
     allowed:       by gate, the error and its limit
+    zero:          of a gradient that is zero in exact arithmetic: s is of its terms
     scale:         s;  resolution: what the limit of G1 has beside m·E + κ·u·s (see `Limits`)
     visible:       the smallest RMS error, and the smallest of one element, that would have failed, relative to s
     element:       the worst one
@@ -61,6 +62,7 @@ class Finding:
     block_ratio: float | None = None
     used: float = 0.0
     allowed: dict[str, tuple[float, float]] = field(default_factory=dict)
+    zero: bool = False
     scale: float | None = None
     resolution: float = 0.0
     visible: tuple[float, float] | None = None
@@ -177,6 +179,7 @@ class Verification:
     gates:        by name
     mutants:      by name
     sizes:        by tensor, the largest s of gates on inputs as declared
+    zeros:        gradients that are zero in exact arithmetic, and rounding alone in both arms
     visible:      by tensor, the smallest RMS error and the smallest of one element that would have failed, over s
     dead:         inputs that the result does not depend on
     constant:     inputs that held the same values in every draw
@@ -211,6 +214,7 @@ class Verification:
     tensors: dict[str, Finding] = field(default_factory=dict)
     mutants: dict[str, MutantCount] = field(default_factory=dict)
     sizes: dict[str, float] = field(default_factory=dict)
+    zeros: list[str] = field(default_factory=list)
     visible: dict[str, tuple[float, float]] = field(default_factory=dict)
     dead: list[str] = field(default_factory=list)
     constant: list[str] = field(default_factory=list)
