@@ -243,7 +243,7 @@ class Strategy(ABC):
         """The reason for UNSUPPORTED, and the remedy, where the error of a step is a known limit of this strategy.
 
         Args:
-            error: Raised by the first steps of a program that the plain one takes without an error.
+            error: Raised by `apply`, or by the first steps of a program that the plain one takes without an error.
         """
         return None
 

@@ -12,6 +12,7 @@ from optexp.kernelkit import toolchain
 from optexp.program import NotCalled, Program
 from optexp.strategy import Counters, Evidence, Notes, Stage, Strategy, UserFile, grouped
 from optexp.support.compiler_errors import of_compiler
+from optexp.support.optimizer_errors import of_own_optimizer
 
 if TYPE_CHECKING:
     from optexp.profiling.bounds import Bound
@@ -43,6 +44,8 @@ class CompiledOptimizer(Strategy):
         return in_one_kernel(view.parts(ceilings))
 
     def limit(self, error: Exception) -> str | None:
+        if failure := of_own_optimizer(error):
+            return f"learning rate and step count become tensors, and {failure}: leave compiled_optimizer out"
         if failure := of_compiler(error):
             return (
                 f"torch's compiler fails on this step, which runs without it ({failure}): leave compiled_optimizer out"

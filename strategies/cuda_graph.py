@@ -16,6 +16,7 @@ from optexp.program import Batch, Outputs, Program, tensors_of
 from optexp.program.feeds import settings
 from optexp.schema import choice
 from optexp.strategy import Counters, Evidence, Notes, Remedy, Stage, Strategy, UserFile
+from optexp.support.optimizer_errors import of_own_optimizer
 from optexp.trace import GRAPH_LAUNCH, Trace
 from optexp.transforms.capture import CapturedStep, capture, graph_model
 
@@ -120,6 +121,12 @@ class CudaGraph(Strategy):
             return f"{name} keeps its step on the CPU, where a graph cannot follow: use Adam, AdamW or SGD, {outside}"
         if any(p.dtype is torch.float64 for p in program.model.parameters()):
             return f"captured optimizers hold learning rate and step count in float32: use dtype=float32, {outside}"
+        return None
+
+    def limit(self, error: Exception) -> str | None:
+        if failure := of_own_optimizer(error):
+            moved = f"learning rate and step count become tensors on the device, and {failure}"
+            return f"{moved}: leave the optimizer outside with strategy.cuda_graph.scope=forward_backward"
         return None
 
     def apply(self, program: Program) -> tuple[Program, Notes]:

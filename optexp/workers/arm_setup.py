@@ -115,7 +115,8 @@ class Built(Compiled):
     def _set_up(self, spec: Spec, start: float) -> SetUp:
         program, varied = self._build(spec)
         lap = clock.now()
-        program, notes = self._folded(spec, program)
+        with known_limits(spec.strategies):  # a capture takes the first steps
+            program, notes = self._folded(spec, program)
         if spec.strategies:
             self._phase("strategies", lap)
         self.program, self.rates = keeping(program), Rates(program)
@@ -269,6 +270,8 @@ def known_limits(strategies: Iterable[Strategy]) -> Iterator[None]:
     """Inside, an error that is a known limit of a strategy becomes `Unsupported`, in the strategy's words."""
     try:
         yield
+    except (Unsupported, ConfigError):
+        raise
     except Exception as error:
         for strategy in strategies:
             if reason := strategy.limit(error):

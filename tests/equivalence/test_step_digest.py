@@ -135,10 +135,7 @@ def test_equal_steps_that_are_apart_show_a_baseline_without_a_yardstick() -> Non
 
 def test_an_optimizer_state_of_a_gradient_that_is_zero_but_for_rounding_shows_nothing() -> None:
     state = "after/optimizer/conv.bias/exp_avg_sq"
-    runs = [
-        {state: (1e-16, 1e-16), "grad/conv.bias": (1e-8, 1e-8)},
-        {state: (3e-16, 3e-16), "grad/conv.bias": (0, 2e-8)},
-    ]
+    runs = [{state: (size**2, size**2), "grad/conv.bias": (size, size)} for size in (1e-8, 2e-8)]
     sizes = {"grad/conv.bias": 1e-3}
     assert state in unsteady(runs, 2.0**-24, sizes)
     assert not unsteady(runs, 2.0**-24, sizes, ["grad/conv.bias"])

@@ -16,6 +16,7 @@ from torch._inductor.exc import InductorError
 
 from optexp.errors import Unsupported
 from optexp.strategies.compiled_optimizer import CompiledOptimizer
+from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategies.fusion import Fusion
 from optexp.workers.arm import Arm
 from optexp.workers.spec import Spec
@@ -184,3 +185,73 @@ def test_memory_that_ran_out_is_no_limit() -> None:
 
 def test_other_errors_are_no_limits() -> None:
     assert Fusion().limit(RuntimeError("something else")) is None
+
+
+OWN_OPTIMIZER = """
+import torch
+from torch import nn
+
+class Signed(torch.optim.Optimizer):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, dict(lr=lr, capturable=False))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad.sign() * float.fromhex(group["lr"].hex()))
+
+def Model():
+    return nn.Linear(4, 2)
+
+def get_inputs():
+    return [torch.randn(8, 4), torch.randint(2, (8,))]
+
+loss = nn.CrossEntropyLoss()
+
+def get_optimizer(parameters):
+    return Signed(parameters, lr=0.1)
+"""
+
+
+def test_an_optimizer_that_takes_no_tensor_as_its_rate_is_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "signed.py").write_text(OWN_OPTIMIZER)
+    workload = Module(path=str(tmp_path / "signed.py"), mode="train").resolve("cpu")
+    Arm().setup(Spec(workload, (), "cpu", "float32", 0).pack())
+    with pytest.raises(Unsupported, match="Signed fails with them"):
+        Arm().setup(Spec(workload, (CompiledOptimizer(),), "cpu", "float32", 0).pack())
+
+
+class Halved(torch.optim.SGD):
+    """An optimizer of a user's that fails in a model, for want of memory, or by itself."""
+
+    def __init__(self, error: Exception, fails: Callable[[Exception], None]) -> None:
+        super().__init__([torch.nn.Parameter(torch.ones(1))])
+        self.error, self.fails = error, fails
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.fails(self.error)
+
+
+class Fails(torch.nn.Module):
+    def forward(self, error: Exception) -> None:
+        raise error
+
+
+def throw(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "fails", "ours"),
+    [
+        (TypeError("a tensor"), throw, True),
+        (TypeError("a tensor"), Fails(), False),
+        (torch.OutOfMemoryError("out of memory"), throw, False),
+    ],
+)
+def test_only_its_own_errors_are_those_of_an_optimizer(error: Exception, fails: Any, ours: bool) -> None:
+    with pytest.raises(type(error)) as raised:
+        Halved(error, fails).step()
+    reason = CudaGraph().limit(raised.value)
+    assert ("Halved fails with them (TypeError: a tensor)" in reason) if reason else not ours
