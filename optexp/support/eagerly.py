@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from optexp.support.ctc_lengths import on_one_device
 from optexp.support.wrapped import is_wrapper
 
 COMPILING = ("torch._dynamo", "torch.nn.attention.flex_attention")  # which compiles itself
@@ -67,7 +68,7 @@ class EagerMode(TorchDispatchMode):
                 parts = func.decompose(*args, **(kwargs or {}))
             if parts is not NotImplemented:
                 return parts
-        return self.operation(func, args, kwargs or {})
+        return self.operation(func, on_one_device(func, args), kwargs or {})
 
     def operation(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Handle one operation. One of functions, as attention by them, is a HigherOrderOperator."""

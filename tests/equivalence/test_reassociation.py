@@ -13,11 +13,14 @@ from torch import nn
 from torch._higher_order_ops.map import map as map_over
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
+from torch._ops import OpOverload
 from torch.nn.attention.flex_attention import flex_attention
 
 from optexp.equivalence.cancellation import Terms
 from optexp.equivalence.reassociation import RUNS, Reassociated
+from optexp.support.eagerly import EagerMode
 
+aten = torch.ops.aten
 U = 2.0**-24
 SEEDS = range(1, RUNS + 1)
 
@@ -264,3 +267,28 @@ def test_compiled_functions_run_eagerly_meanwhile_and_compiled_afterwards() -> N
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     compiled(x)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 1
+
+
+def transcribed(device: str) -> torch.Tensor:
+    """CTC loss of two sequences whose lengths stay on the host."""
+    scores = torch.randn(12, 2, 5, device=device, requires_grad=True)
+    targets, lengths = torch.ones(2, 3, dtype=torch.long, device=device), torch.full((2,), 12)
+    return F.ctc_loss(scores.log_softmax(-1), targets, lengths, torch.full((2,), 3))
+
+
+@pytest.mark.parametrize(("func", "before"), [(aten._ctc_loss.Tensor, 0), (aten._ctc_loss_backward.Tensor, 1)])
+def test_lengths_of_sequences_go_where_their_loss_is_computed(func: OpOverload, before: int) -> None:
+    class Looking(EagerMode):
+        def operation(self, func: OpOverload, args: tuple[torch.Tensor, ...], kwargs: dict[str, object]) -> list[str]:
+            return [arg.device.type for arg in args]
+
+    card, host = torch.zeros(2, device="meta"), torch.zeros(2)
+    given = *[card] * before, card, card, host, host, card
+    assert Looking().__torch_dispatch__(func, (), given) == ["meta"] * len(given)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", [Terms, lambda: Reassociated(1)])
+def test_a_loss_of_sequences_with_lengths_on_the_host_runs_below_a_mode(mode: Callable[[], EagerMode]) -> None:
+    with mode():
+        transcribed("cuda").backward()
