@@ -14,7 +14,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optexp.python_state.variables import is_users_file
-from optexp.support.ctc_lengths import on_one_device
 
 
 class DrawnAt(TorchDispatchMode):
@@ -33,7 +32,7 @@ class DrawnAt(TorchDispatchMode):
     ) -> Any:
         if not self.drawn and torch.Tag.nondeterministic_seeded in func.tags:
             self.drawn, self.place = True, self._place()
-        return func(*on_one_device(func, args), **kwargs or {})
+        return func(*args, **kwargs or {})
 
     def _place(self) -> str:
         frames = [*_frames(sys._getframe(2))]

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from optexp.support.ctc_lengths import on_one_device
+from optexp.support.ctc_lengths import CTC, on_one_device
 from optexp.support.wrapped import is_wrapper
 
 COMPILING = ("torch._dynamo", "torch.nn.attention.flex_attention")  # which compiles itself
@@ -68,7 +68,7 @@ class EagerMode(TorchDispatchMode):
                 parts = func.decompose(*args, **(kwargs or {}))
             if parts is not NotImplemented:
                 return parts
-        return self.operation(func, on_one_device(func, args), kwargs or {})
+        return self.operation(func, args, kwargs or {})
 
     def operation(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Handle one operation. One of functions, as attention by them, is a HigherOrderOperator."""
@@ -76,9 +76,12 @@ class EagerMode(TorchDispatchMode):
 
 
 class InPython(TorchFunctionMode):
-    """Conditions and loops run as Python's: torch traces their functions for gradients, where no mode may look."""
+    """Conditions and loops run as Python's: torch traces their functions for gradients, where no mode may look. A CTC
+    loss takes lengths on its own device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func in CTC:
+            args, kwargs = on_one_device(args, kwargs or {})
         in_python = IN_PYTHON.get(func.__name__) if isinstance(func, HigherOrderOperator) else None
         if in_python is None:
             return func(*args, **(kwargs or {}))
