@@ -234,7 +234,7 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
 def _remarks(result: Result) -> Iterator[tuple[str, str]]:
     """What the headline has not said."""
     for remark in summary.remarks(result):
-        if remark.partition(": ")[2] not in result.headline:
+        if (remark.partition(": ")[2] or remark) not in result.headline:
             yield "note", remark
 
 

@@ -210,7 +210,7 @@ class UserWorkload(Workload):
             self.remarks = [remark for remark in self.remarks if not remark.startswith("labels: ")]
             self.layout = self.learn_layout(model, device, dtype, labels=0)
         if parts.train_step is not None and not own_step:
-            self.remarks.append("train_step is not used, because mode is not train")
+            self.remarks.append(f"train_step is not run in mode={self.mode}: workload.mode=train judges it")
         loss = scalar(criterion(self)) if trains and not own_step else None
         given = self.optimizer is not None or parts.optimizer is not None
         with InFloat64() if dtype is torch.float64 else nullcontext():  # it may make its state now

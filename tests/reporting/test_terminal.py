@@ -176,6 +176,14 @@ def test_a_verified_stack_shows_that_it_engaged(capsys: pytest.CaptureFixture[st
     assert ["evidence", "fusion: 2 graphs compiled"] in lines
 
 
+def test_a_note_is_left_out_only_where_the_headline_says_it(capsys: pytest.CaptureFixture[str]) -> None:
+    verified = RESULTS[Verdict.VERIFIED]
+    said = verified.headline.partition(": ")[2]
+    text = shown(replace(verified, notes=["parameters keep their precisions", f"amp: {said}"]), capsys)
+    assert "note      parameters keep their precisions" in text
+    assert "amp: " not in text
+
+
 @pytest.mark.parametrize("verdict", Verdict)
 def test_a_blank_line_stands_below_the_headline(verdict: Verdict, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(RESULTS[verdict], capsys)

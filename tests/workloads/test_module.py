@@ -450,7 +450,7 @@ def test_a_training_step_of_ones_own(tmp_path: Path) -> None:
     assert set(program.run()) == {"loss.loss"}
     forward = written(tmp_path, text, args=[5])
     ready(forward)
-    assert forward.notes() == ["train_step is not used, because mode is not train"]
+    assert forward.notes() == ["train_step is not run in mode=forward: workload.mode=train judges it"]
 
 
 @pytest.mark.parametrize(
