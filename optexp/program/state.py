@@ -30,6 +30,7 @@ NO_STEP = (
     " with other methods in its place, as SAM has, needs an attribute that holds the optimizer which makes the update"
 )
 TAKE_SPARSE = (torch.optim.SGD, torch.optim.Adagrad)  # optimizers that take sparse and dense gradients
+FAINT = 2.0**-100  # a gradient beside which every other is large; zero in float16
 
 
 BEGIN_AS_ONE, BEGIN_AS_RATE = {"mu_product", "mu"}, {"eta", "step_size"}  # optimizer state that does not begin as 0
@@ -198,14 +199,20 @@ def prime(program: Program) -> None:
         if own:
             with suppress(Exception), preserved(program), noted(program.optimizer, tried=True):
                 _step_once(program.optimizer, partial(filled, 1.0))
-        with preserved(program), noted(program.optimizer):
-            _step_once(program.optimizer, partial(filled, 0.0))
+        try:
+            with _undone_where_refused(program) if own else nullcontext(), preserved(program), noted(program.optimizer):
+                _step_once(program.optimizer, partial(filled, 0.0))
+        except Exception as error:
+            if not own or isinstance(error, NoReference):
+                raise
+            with preserved(program), noted(program.optimizer):  # an optimizer may divide by the size of its gradients
+                _step_once(program.optimizer, partial(filled, FAINT))
     clear_gradients(program.model)
 
 
 @contextmanager
 def _undone_where_refused(program: Program) -> Iterator[None]:
-    """Where the block raises NoReference, leave state that was empty empty, and parameters as they were.
+    """Where the block raises, leave state that was empty empty, and parameters as they were.
 
     After `p.data = state["old_p"]` a parameter lies in the memory of state.
     """
@@ -214,7 +221,7 @@ def _undone_where_refused(program: Program) -> Iterator[None]:
     empty = [state for _, state in counters.states(program.optimizer) if not state]
     try:
         yield
-    except NoReference:
+    except Exception:
         for state in empty:
             state.clear()
         start.restore(program)
