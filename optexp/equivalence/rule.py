@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from optexp.program import NotCalled, Program
-from optexp.program.counters import still
+from optexp.program.counters import computed, still
 
 RULE = "rule"  # prefix of an observation's name, and a finding's: of hyperparameters that a step leaves
 CALLED = f"{RULE} called"  # of those that its optimizer was called with, where that is known
@@ -136,11 +136,14 @@ def _of(value: Any) -> list[Number]:
 
 
 @contextmanager
-def calls(program: Program) -> Iterator[list[Mapping[str, Any]]]:
+def calls(program: Program) -> Iterator[list[dict[str, Any]]]:
     """Inside, hyperparameters by group that the optimizer of a user's own step was last called with: the step may set
     those of the next one afterwards. Empty where nobody calls it, as where a graph is replayed, and where its code is
-    compiled, which a hook would have compiled again."""
-    found: list[Mapping[str, Any]] = []
+    compiled, which a hook would have compiled again.
+
+    Without numbers that the call computes from tensors, as Prodigy's `d`: they are compared as the step's state, whose
+    changes rounding may move."""
+    found: list[dict[str, Any]] = []
     optimizer = program.optimizer
     if not program.own_step or not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, NotCalled):
         yield found
@@ -152,8 +155,20 @@ def calls(program: Program) -> Iterator[list[Mapping[str, Any]]]:
     def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         found[:] = map(dict, optimizer.param_groups)
 
-    handle = optimizer.register_step_pre_hook(note)
+    def leave_out(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        known = computed(optimizer)
+        for before, after in zip(found, optimizer.param_groups, strict=False):
+            known |= {key for key, value in before.items() if _computes(key, value, after.get(key))}
+        found[:] = [{key: value for key, value in group.items() if key not in known} for group in found]
+
+    handles = [optimizer.register_step_pre_hook(note), optimizer.register_step_post_hook(leave_out)]
     try:
         yield found
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
+
+
+def _computes(key: str, before: Any, after: Any) -> bool:
+    """Whether the call of an optimizer changes a real number of its group. Its rate is compared whoever changes it."""
+    return key != "lr" and isinstance(before, float) and isinstance(after, float) and before != after

@@ -32,6 +32,7 @@ class _Met:
     numbers:    names of values that are no tensors
     containers: names of lists and dicts before its steps
     moved:      names of values that count
+    computed:   keys of real numbers in its groups that its own step has changed
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -40,6 +41,7 @@ class _Met:
         self.first = {name: _copy(value) for name, value in self.met.items()}
         self.versions = {name: _version(value) for name, value in self.met.items()}
         self.moved, self.numbers = _of_parameters(optimizer, self.met), set[str]()
+        self.computed = set[str]()
 
     def look(self, optimizer: Optimizer) -> dict[str, Value]:
         """Its present values."""
@@ -77,6 +79,11 @@ def _met(optimizer: Optimizer) -> _Met:
     if known is None or known[0]() is not optimizer:
         meet(optimizer)
     return _KNOWN[id(optimizer)][1]
+
+
+def computed(optimizer: Optimizer) -> set[str]:
+    """Keys of real numbers in its groups that its own step changes; who sees one add it here."""
+    return _met(optimizer).computed
 
 
 def counted(optimizer: Optimizer, followed: bool = False) -> dict[str, Value]:

@@ -1,0 +1,84 @@
+"""A user's step whose optimizer computes numbers of its groups from tensors, as Prodigy and D-Adaptation do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from optexp.comparison import runner
+from optexp.config import search_path
+from optexp.result import Result, Verdict
+
+DISTANCE = """
+import torch
+from torch import nn
+
+class Distance(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, dict(lr=1.0, d=1e-3, far=0.0, near=0.0))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            far, near = 0.9 * group["far"], 0.0
+            for p in group["params"]:
+                first = self.state[p].setdefault("first", p.clone())
+                mean = self.state[p].setdefault("mean", torch.zeros_like(p))
+                far += group["d"] * torch.dot(p.grad.flatten(), (first - p).flatten()).item()
+                near += mean.lerp_(p.grad, 0.1).abs().sum().item()
+            group["far"], group["near"] = far, near
+            group["d"] = max(group["d"], 10.0 * far / near, 1.01 * group["d"])
+            for p in group["params"]:
+                p.sub_(self.state[p]["mean"], alpha=group["d"] * group["lr"])
+
+def Model():
+    return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 4))
+
+def get_inputs():
+    return [torch.randn(16, 6), torch.randint(4, (16,))]
+
+def get_optimizer(parameters):
+    return Distance(parameters)
+
+def train_step(model, batch, optimizer):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+ALONE = ["workload=module", "workload.mode=train", "device=cpu", "isolation=none", "verify=only", "measurement=quick"]
+ALONE += ["profile.details=false", "tracking.enabled=false", "strategy=replace"]
+
+
+def compared(folder: Path, old: str, new: str) -> Result:
+    first, second = folder / "first.py", folder / "second.py"
+    first.write_text(DISTANCE)
+    second.write_text(DISTANCE.replace(old, new))
+    search_path.register()
+    with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
+        files = [f"workload.path={first}", f"strategy.replace.target={second}"]
+        config = compose("config", overrides=[*ALONE, *files])
+    return runner.run(config, folder / "record")
+
+
+def test_a_sum_in_another_order_gives_the_same_numbers(tmp_path: Path) -> None:
+    dot = "torch.dot(p.grad.flatten(), (first - p).flatten())"
+    result = compared(tmp_path, dot, "(p.grad * (first - p)).flip(0).sum(0).sum()")
+    assert result.verdict is Verdict.VERIFIED, result.headline
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('0.9 * group["far"]', '0.8 * group["far"]'),
+        ("1.01 *", "1.02 *"),
+        ("lr=1.0", "lr=1.001"),
+        ("d=1e-3", "d=1.1e-3"),
+    ],
+)
+def test_other_numbers_are_refused(old: str, new: str, tmp_path: Path) -> None:
+    result = compared(tmp_path, old, new)
+    assert result.verdict is Verdict.NOT_EQUIVALENT, result.headline
