@@ -17,7 +17,7 @@ from optexp.errors import first_line
 from optexp.records.verification import Finding, broken
 from optexp.strategy import BITWISE
 from optexp.support.shortage import OUT_OF_MEMORY
-from optexp.verification.other_orders import beside_other_orders
+from optexp.verification.other_orders import beside_lotteries, beside_other_orders
 from optexp.verification.trial import SPREAD_RUNS, Strays, Trial, decided
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
@@ -59,6 +59,13 @@ def one_set(trial: Trial, seed: int, family: str, disturbed: bool = False) -> No
         )
         if not verification.repeats and not all_pass(found) and itself(trial, steps, restart):
             found = judged(trial, steps, smaller, restart)
+    if not trial.in_turns:
+        found = beside_lotteries(
+            found,
+            info.reassociated_runs,
+            partial(trial.reorder, range(steps), restart),
+            partial(judged, trial, steps, smaller, restart),
+        )
     parted = any(finding.parted and finding.unseen for each in found for finding in each)
     if family not in FAMILIES and not verification.parts_in and parted:
         verification.parts_in = where_they_part(trial)

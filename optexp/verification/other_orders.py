@@ -1,4 +1,4 @@
-"""Further runs of the baseline in other orders: made only for what fails without them.
+"""Further runs of the baseline in other orders: made only for what fails without them, or lies far from float64.
 
 Where arms take turns, one plain run sets the limits at first, as large tensors leave little memory. A sum that cancels,
 or a factor that many elements share, makes one run a lottery, and a few runs, too, where a tensor has many such blocks.
@@ -7,6 +7,7 @@ or a factor that many elements share, makes one run a lottery, and a few runs, t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from math import inf
@@ -38,6 +39,33 @@ def beside_other_orders(
         if runs and worth([*chain.from_iterable(found)]) and _fits(partial(measure, runs, first)):
             found = list(map(widened, found, judged()))
     return found
+
+
+def beside_lotteries(
+    found: Found, usual: int, measure: Callable[[int, int], None], judged: Callable[[], Found]
+) -> Found:
+    """Findings after runs in other orders where the baseline lies further from float64 than a few runs explain: one
+    rounding may take a ReLU to its other side. All else keeps the limits that it was judged by.
+
+    usual:   orders that were made
+    measure: makes runs: how many, and the number of the first order
+    judged:  findings by wider limits
+    """
+    if not any(map(_is_parted, chain.from_iterable(found))) or not _fits(partial(measure, MORE, usual + MORE + 1)):
+        return found
+    wider = [{finding.tensor: finding for finding in each} for each in judged()]
+    return [[_seen_by(f, after.get(f.tensor)) for f in each] for each, after in zip(found, wider, strict=True)]
+
+
+def _is_parted(finding: Finding) -> bool:
+    return finding.parted and bool(finding.unseen)
+
+
+def _seen_by(finding: Finding, wider: Finding | None) -> Finding:
+    """The finding, with the reason that wider limits give where it is unseen for the baseline's distance."""
+    if wider is None or not _is_parted(finding):
+        return finding
+    return replace(finding, unseen=wider.unseen, parted=wider.parted)
 
 
 def _measurable(found: Sequence[Finding]) -> bool:

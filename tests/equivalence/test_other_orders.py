@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from optexp.errors import Failure
 from optexp.records.verification import Finding
 from optexp.support.shortage import OUT_OF_MEMORY
-from optexp.verification.other_orders import MORE, beside_other_orders
+from optexp.verification.other_orders import MORE, beside_lotteries, beside_other_orders
 
 USUAL = 4
 
@@ -83,3 +84,46 @@ def test_what_was_wrong_once_is_not_forgotten() -> None:
     """A run that is right the next time does not excuse one that no limit allows."""
     assert not Baseline(3.9, later=0.5).passes()
     assert Baseline(2.0, later=0.5).passes()
+
+
+FAR = "the baseline is 0.09 of its size from float64, and rounding moves it by 1e-06"
+
+
+class Lottery(Baseline):
+    """A baseline far from float64, which further runs explain or do not."""
+
+    def __init__(self, explained: bool, fits: bool = True) -> None:
+        super().__init__(0.5, fits=fits)
+        self.explained = explained
+
+    def judged(self) -> list[list[Finding]]:
+        (found,) = super().judged()
+        far = not (self.made and self.explained)
+        parted = [replace(each, parted=far, unseen=FAR if far else "") for each in found]
+        return [[*parted, replace(found[0], tensor="other", scale=self.limit)]]
+
+    def findings(self) -> list[Finding]:
+        (found,) = beside_lotteries(self.judged(), USUAL, self.measure, self.judged)
+        return found
+
+
+def test_a_baseline_that_one_rounding_takes_far_from_float64_is_seen_by_further_runs() -> None:
+    baseline = Lottery(explained=True)
+    parted, other = baseline.findings()
+    assert not parted.unseen
+    assert not parted.parted
+    assert other.scale == 1.0, "by the limits that it was judged by"
+    assert baseline.made == [(MORE, USUAL + MORE + 1)]
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_baseline_that_computes_something_else_than_float64_stays_unseen(fits: bool) -> None:
+    parted, _ = Lottery(explained=False, fits=fits).findings()
+    assert parted.parted
+    assert parted.unseen == FAR
+
+
+def test_a_baseline_near_float64_needs_no_further_runs() -> None:
+    baseline = Baseline(0.5)
+    assert beside_lotteries(baseline.judged(), USUAL, baseline.measure, baseline.judged) == baseline.judged()
+    assert not baseline.made
