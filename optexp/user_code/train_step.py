@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from types import FunctionType, MethodType
 from typing import Any
 from weakref import WeakSet
@@ -218,6 +218,7 @@ class Optimizer:
     zeroed:     parameters whose gradients zero_grad(set_to_none=False) leaves as zeros
     recording:  the graph that records steps instead of taking them
     others:     where other optimizers step, gradients that they take, by identity of the parameter
+    held:       identities of the parameters of these
     """
 
     __class__ = property(lambda self: type(self.optimizer))  # type: ignore[assignment]  # to isinstance it is that one
@@ -237,6 +238,7 @@ class Optimizer:
         self.versions: list[int] = []
         self.cleared, self.copies, self.zeroed = False, False, list[torch.nn.Parameter]()
         self.others: dict[int, Tensor | None] = {}
+        self.held = set[int]()
         for parameter in parameters:
             parameter.grad = None
 
@@ -269,19 +271,20 @@ class Optimizer:
     @contextmanager
     def others_noted(self) -> Iterator[None]:
         """Inside, note the gradients that other optimizers take, and last those of parameters that none has."""
-        held = set[int]()
-
-        def note(other: torch.optim.Optimizer, *_: Any) -> None:
-            if other is not self.optimizer:
-                own = {id(p): p.grad for group in other.param_groups for p in group["params"]}
-                held.update(own)
-                self.others |= {id(p): p.grad for p in self.parameters if id(p) not in held} | own
-
-        handle = register_optimizer_step_pre_hook(note)
+        _hooked()
+        self.held.clear()
+        _NOTING.append(self)
         try:
             yield
         finally:
-            handle.remove()
+            _NOTING.pop()
+
+    def note(self, other: torch.optim.Optimizer) -> None:
+        """Note what another optimizer takes, as its step begins."""
+        if other is not self.optimizer:
+            own = {id(p): p.grad for group in other.param_groups for p in group["params"]}
+            self.held.update(own)
+            self.others |= {id(p): p.grad for p in self.parameters if id(p) not in self.held} | own
 
     def take_others(self) -> None:
         """Count the steps of other optimizers, or an update by hand, as one step, if there were any.
@@ -351,6 +354,16 @@ class Optimizer:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(self.optimizer, memo)
+
+
+_NOTING: list[Optimizer] = []  # the last one notes what other optimizers take
+
+
+@cache
+def _hooked() -> None:
+    """Call hooks of all optimizers' steps from now on: one that came and went with each call of the user's function
+    would have their compiled steps compiled again."""
+    register_optimizer_step_pre_hook(lambda other, *_: _NOTING[-1].note(other) if _NOTING else None)
 
 
 def _is_users(value: Any, model: Any) -> bool:
