@@ -46,6 +46,8 @@ def varied(reason: str) -> str:
         return "value that a graph break returns"
     if found := re.match(r"([\w.\[\]'\"]+) (?:==|is|in) ", text):
         return f"value of {found[1]}"
+    if found := re.match(r"___check_obj_id\((.+?), \d+\)(?:, type=<class '(?:.+\.)?(\w+)'>)?", text):
+        return f"object {found[1]}{f' ({found[2]})' if found[2] else ''}"
     return text.partition("  ")[0].strip() or "call"
 
 

@@ -29,6 +29,8 @@ def broken(ended: GraphBreak) -> str:
 def recompiled(again: Recompile) -> str:
     """A recompilation in words."""
     where = f" ({again.place})" if again.place and again.place not in again.function else ""
+    if not again.times:
+        return f"{again.function} not compiled for another {again.varied}{where}: torch's limit is reached"
     limit = "; torch's limit is reached, and it runs uncompiled since" if again.limited else ""
     return f"{again.function} compiled anew {counted(again.times, 'time')}, for each {again.varied}{where}{limit}"
 

@@ -20,7 +20,7 @@ from optexp.records.compiler import (
 from optexp.records.profile import ArmProfile, ProfileRecord
 from optexp.reporting import compiler_page, report
 from optexp.reporting.compiler_section import compiler_section, totals
-from optexp.reporting.compiler_words import problems
+from optexp.reporting.compiler_words import problems, recompiled
 from optexp.result import Engagement, Result, Verdict
 
 FILES = {"captured": "compiler/candidate/0_0-forward/captured.py"}
@@ -111,3 +111,10 @@ def test_a_note_names_what_no_evidence_names(result: Result) -> None:
     ]
     assert not any("net.py:11" in note for note in result.notes)
     assert any("limit is reached" in note for note in result.notes)
+
+
+def test_a_function_whose_limit_was_reached_before_is_not_compiled_anew() -> None:
+    again = Recompile("step (net.py:9)", "object args[0] (SGD)", times=0, limited=True)
+    assert (
+        recompiled(again) == "step (net.py:9) not compiled for another object args[0] (SGD): torch's limit is reached"
+    )

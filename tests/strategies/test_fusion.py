@@ -378,7 +378,9 @@ def test_sizes_that_run_uncompiled_are_counted():
         ("0/7: L['self'].net.position == 7", "value of self.net.position"),
         ("0/7: tensor 'tokens' size mismatch at index 1. expected 17, actual 18", "size of tokens"),
         ("0/7: tensor 'L['x']' size mismatch at index 0. expected 2, actual 3", "size of x"),
-        ("0/7: ___check_obj_id(self.act, 140)  # what", "___check_obj_id(self.act, 140)"),
+        ("0/7: ___check_obj_id(self.act, 140)  # what", "object self.act"),
+        ("0/7: ___check_obj_id(args[0], 140), type=<class 'torch.optim.sgd.SGD'>  # what", "object args[0] (SGD)"),
+        ("0/7: ___check_torch_function_mode_stack()", "___check_torch_function_mode_stack()"),
     ],
 )
 def test_guards_are_told_in_words(reason, named):
