@@ -30,9 +30,10 @@ class Novelty(Timing):
         self.drawn: dict[int, list[str]] = {}  # digests of batches that were met for the first time, by turn
         self.in_a_row: tuple[Batch, dict[str, Tensor]] | None = None  # the last such batch, and what its step left
 
-    def novelty(self, seed: int) -> float | None:
+    def novelty(self, seed: int) -> tuple[float, float] | None:
         """How many times longer a step takes on batches that it meets for the first time than on the same ones again,
-        or than on those that it is timed on: what it does at least in most turns, however busy the machine is.
+        or than on those that it is timed on, in most turns at least; and how many times longer it takes on one kind of
+        known batches than on the other in some turns, as on a busy machine.
 
         The batches change under a feed that goes on, at a step drawn at random: nothing tells a program when.
         None where batches are not the core's to choose.
@@ -103,7 +104,7 @@ class Novelty(Timing):
         """Digests of the batches of the first turns of `novelty`: those of all arms are drawn from the same seeds."""
         return [self.drawn[turn] for turn in sorted(self.drawn)[:2]]
 
-    def reordered(self, seed: int) -> float:
+    def reordered(self, seed: int) -> tuple[float, float]:
         """`novelty` where the batches are a loader's: another order makes others, of the same samples."""
         steps = max(len(self.batches), self.program.feed.queue)
         seconds: tuple[list[float], ...] = ([], [], [])
@@ -119,7 +120,7 @@ class Novelty(Timing):
                 self.program.feed.pause()
         return _most(*seconds)
 
-    def permuted(self, seed: int) -> float:
+    def permuted(self, seed: int) -> tuple[float, float]:
         """`novelty` where a loader may give the same batches whatever the seed: rows in another order make others."""
         assert self.offered is not None
         seconds: tuple[list[float], ...] = ([], [], [])
@@ -151,10 +152,12 @@ def _permuted(tensor: Tensor, state: Tensor) -> Tensor:
     return tensor[torch.randperm(len(tensor), generator=generator).to(tensor.device)]
 
 
-def _most(own: Sequence[float], once: Sequence[float], again: Sequence[float]) -> float:
-    """How many times longer steps took once than again, or than those known longest, in most turns at least."""
+def _most(own: Sequence[float], once: Sequence[float], again: Sequence[float]) -> tuple[float, float]:
+    """How many times longer steps took once than again, or than those known longest, in two thirds of the turns; and
+    those known longest than again, or the other way round, in a third of them."""
     ratios: list[list[float]] = [sorted(map(truediv, once, known)) for known in (own, again)]
-    return max(ratio[len(once) // 3] for ratio in ratios)
+    scatter = sorted(max(one / other, other / one) for one, other in zip(own, again, strict=True))
+    return max(ratio[len(once) // 3] for ratio in ratios), scatter[2 * len(once) // 3]
 
 
 def _order(turn: int) -> tuple[int, int, int]:
