@@ -96,13 +96,13 @@ def _harmless(node: ast.stmt, key: str, kept: Collection[str]) -> bool:
         return True
     if isinstance(node, (ast.Assign, ast.AugAssign)):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return all(_name(target) in kept for target in targets) and _computes(node.value, key)
+        return _update(targets, kept) and all(_computes(part, key) for part in [*targets, node.value])
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         called = node.value.func
         if _name(called) in PRINTS:
             return all(_computes(value, key) for value in _arguments(node.value))
-        grows = isinstance(called, ast.Attribute) and called.attr in GROW and _name(called.value) in kept
-        return grows and all(_computes(value, key) for value in _arguments(node.value))
+        grows = isinstance(called, ast.Attribute) and called.attr in GROW and _update([called.value], kept)
+        return grows and all(_computes(value, key) for value in [called, *_arguments(node.value)])
     if isinstance(node, ast.If) and _reads(node.test, key):  # what it decides is harmless
         inside = [*node.body, *node.orelse]
         return _computes(node.test, key) and all(_tells(one, kept) and _harmless(one, key, kept) for one in inside)
@@ -117,7 +117,7 @@ def _tells(node: ast.stmt, kept: Collection[str]) -> bool:
     """Whether a statement does nothing but update one of `kept`, or print."""
     if isinstance(node, (ast.Assign, ast.AugAssign)):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return all(_name(target) in kept for target in targets) and not _calls(node.value)
+        return _update(targets, kept) and not any(map(_calls, [*targets, node.value]))
     printed = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _name(node.value.func) in PRINTS
     return printed or isinstance(node, ast.Pass)
 
@@ -129,6 +129,16 @@ def _computes(value: ast.expr, key: str) -> bool:
             return False
         given = isinstance(node, ast.Call) and any(_reads(argument, key) for argument in _arguments(node))
         if given and not _is_pure(node):
+            return False
+    return True
+
+
+def _update(targets: Collection[ast.expr], kept: Collection[str]) -> bool:
+    """Whether all targets are of `kept`, or entries of them."""
+    for target in targets:
+        while isinstance(target, ast.Subscript):
+            target = target.value
+        if _name(target) not in kept:
             return False
     return True
 

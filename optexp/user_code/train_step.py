@@ -122,7 +122,9 @@ class TrainStep:
                 " with a smaller scale (init_scale=)"
             )
         if optimizer.steps != 1:
-            raise NoReference(self.miscounted(optimizer.steps) if self.miscounted else self._not_one(optimizer.steps))
+            raise NoReference(
+                self.miscounted(optimizer.steps) if self.miscounted else self._not_one(optimizer.steps, alone)
+            )
         return self._outputs(result)
 
     def hand(self, program: Program, looks: bool = False) -> tuple[Any, Optimizer]:
@@ -148,7 +150,12 @@ class TrainStep:
         """Whether a call of the function has called the model that it was handed."""
         return bool(self.handed) and self.handed["model"]._optexp.called
 
-    def _not_one(self, steps: int) -> str:
+    def _not_one(self, steps: int, alone: bool) -> str:
+        if alone:
+            return (
+                "train_step called step() of none of its optimizers: a call must be one whole optimizer step"
+                " (accumulate over parts of the batch inside it; a call that leaves its update out is not compared)"
+            )
         how = ", in replays of CUDA graphs too," if self.replays else ""
         by_hand = "" if steps else "; a step that updates parameters by hand needs a file without get_optimizer()"
         return (
@@ -201,6 +208,10 @@ def _finite(model: torch.nn.Module) -> bool:
     return all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
 
 
+def _versioned(gradient: Tensor | None) -> tuple[Tensor, int] | None:
+    return None if gradient is None else (gradient, gradient._version)
+
+
 def _has_value(gradient: Tensor) -> bool:
     """Whether anything in it is not zero."""
     return bool((gradient._values() if gradient.layout is torch.sparse_coo else gradient).any())
@@ -217,7 +228,7 @@ class Optimizer:
     cleared:    zero_grad() was called before them
     zeroed:     parameters whose gradients zero_grad(set_to_none=False) leaves as zeros
     recording:  the graph that records steps instead of taking them
-    others:     where other optimizers step, gradients that they take, by identity of the parameter
+    others:     where other optimizers step, gradients that they take, with versions, by identity of the parameter
     held:       identities of the parameters of these
     """
 
@@ -237,7 +248,7 @@ class Optimizer:
         self.recording: Recorded | None = None
         self.versions: list[int] = []
         self.cleared, self.copies, self.zeroed = False, False, list[torch.nn.Parameter]()
-        self.others: dict[int, Tensor | None] = {}
+        self.others: dict[int, tuple[Tensor, int] | None] = {}
         self.held = set[int]()
         for parameter in parameters:
             parameter.grad = None
@@ -282,9 +293,9 @@ class Optimizer:
     def note(self, other: torch.optim.Optimizer) -> None:
         """Note what another optimizer takes, as its step begins."""
         if other is not self.optimizer:
-            own = {id(p): p.grad for group in other.param_groups for p in group["params"]}
+            own = {id(p): _versioned(p.grad) for group in other.param_groups for p in group["params"]}
             self.held.update(own)
-            self.others |= {id(p): p.grad for p in self.parameters if id(p) not in self.held} | own
+            self.others |= {id(p): _versioned(p.grad) for p in self.parameters if id(p) not in self.held} | own
 
     def take_others(self) -> None:
         """Count the steps of other optimizers, or an update by hand, as one step, if there were any.
@@ -293,7 +304,9 @@ class Optimizer:
         """
         if self.others:
             self.steps += 1
-            self.taken = [self.others.get(id(parameter)) for parameter in self.parameters]
+            found = [self.others.get(id(parameter)) for parameter in self.parameters]
+            self.taken = [None if each is None else each[0] for each in found]
+            self.versions = [each[1] for each in found if each is not None] if self.looks else []
         elif isinstance(self.optimizer, NotCalled) and self.optimizer.by_hand and not self.steps:
             self.steps += 1
             if not any(_has_value(p.grad) for p in self.left if p.grad is not None):
@@ -361,9 +374,14 @@ _NOTING: list[Optimizer] = []  # the last one notes what other optimizers take
 
 @cache
 def _hooked() -> None:
-    """Call hooks of all optimizers' steps from now on: one that came and went with each call of the user's function
-    would have their compiled steps compiled again."""
-    register_optimizer_step_pre_hook(lambda other, *_: _NOTING[-1].note(other) if _NOTING else None)
+    """Look at the steps of all optimizers from now on: a hook that came and went with each call of the user's function
+    would have their compiled steps compiled again, and one that is compiled would be a part of them."""
+
+    def note(other: torch.optim.Optimizer, *_: Any) -> None:
+        if _NOTING:
+            _NOTING[-1].note(other)
+
+    register_optimizer_step_pre_hook(torch.compiler.disable(note))
 
 
 def _is_users(value: Any, model: Any) -> bool:

@@ -67,3 +67,13 @@ def test_a_batch_that_holds_what_the_model_wrote_is_told_so_though_it_writes_the
     judge.yardstick(0, seen)
     with pytest.raises(NoReference, match="writes to its own input"):
         judge.judge(0, seen | {"batch/0": torch.ones(2) + 1e-6})
+
+
+@pytest.mark.parametrize(("moved", "broken"), [(2.0**-23, False), (2.0**-12, True)])
+def test_state_that_begins_as_a_norm_may_differ_by_rounding(moved: float, broken: bool) -> None:
+    """An optimizer such as LAMB writes a norm of its parameter first, whose sum another implementation orders anew."""
+    norm = torch.tensor(3.0)
+    seen = {**FLAGS, "before/optimizer/weight/norm": norm * (1 + moved)}
+    baseline = {**FLAGS, "before/optimizer/weight/norm": norm}
+    found = list(broken_effects(seen, baseline, {"optimizer/weight/norm": norm}, True, False))
+    assert [finding.message for finding in found] == ["training does not start from the baseline's state"] * broken

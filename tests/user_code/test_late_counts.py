@@ -65,6 +65,14 @@ def test_values_that_are_no_counts_stay() -> None:
     assert moved_on([[1], [2], [3, 4]], 9) == ([3, 4], set())
 
 
+def test_counts_in_buffers_of_a_network_move_on_in_a_copy() -> None:
+    seen = [torch.optim.swa_utils.AveragedModel(torch.nn.Linear(1, 1)) for _ in range(3)]
+    for count, network in enumerate(seen):
+        network.n_averaged.fill_(count)
+    later, paces = moved_on(seen, 9)
+    assert (later.n_averaged.item(), seen[-1].n_averaged.item(), paces) == (11, 2, {1})
+
+
 def test_an_optimizers_counts_move_on_in_place() -> None:
     parameter = torch.zeros(2, requires_grad=True)
     optimizer, seen = torch.optim.Adam([parameter]), []
@@ -106,3 +114,15 @@ def test_a_step_that_does_not_work_so_late_is_left_alone(tmp_path: Path) -> None
     first = BEFORE.replace("0.1 if calls[0] < 3000 else 0.01", "([0.1] * 400)[calls[0]]")
     result = compared(tmp_path, first, first)
     assert result.verdict is Verdict.VERIFIED, result.headline
+
+
+def test_a_decay_that_an_average_reaches_late_is_no_longer_verified(tmp_path: Path) -> None:
+    average = "torch.optim.swa_utils.AveragedModel(model, avg_fn=mean)"
+    first = BEFORE.replace(
+        "calls = [0]", "average = []\nmean = lambda a, p, n: a.lerp(p, max(1 - (1 + n) / (10 + n), 0.02))"
+    )
+    first = first[: first.index("    calls[0]")] + f"    average or average.append({average})\n"
+    first += "    optimizer.step()\n    average[0].update_parameters(model)\n    return loss\n"
+    result = compared(tmp_path, first.replace("0.02", "0.01"), first)
+    assert result.verdict is Verdict.UNVERIFIED, result.headline
+    assert "with counts as they are after" in result.headline

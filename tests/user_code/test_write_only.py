@@ -41,6 +41,8 @@ FOR_PEOPLE = {
         "global running, calls\n    running += loss.item()\n    calls += 1\n"
         "    if calls % 100 == 0:\n        print(f'{running / 100:.3f}')\n        running = 0.0",
     ),
+    "a dict of lists": ("losses = {'train': []}", "losses['train'].append(loss.item())"),
+    "a dict of sums": ("running = {'loss': 0.0}", "running['loss'] += loss.item()\n    print(running['loss'] / 2)"),
     "a meter": (METER, "meter.update(loss.item(), 16)"),
 }
 READ = {
@@ -71,6 +73,14 @@ READ = {
         "running, other = 0.0, 0.0",
         "global running, other\n    running += loss.item()\n    other = running + 1\n"
         "    if other > 400: optimizer.param_groups[0]['lr'] = 1e-4",
+    ),
+    "an entry": (
+        "running = {'loss': 0.0}",
+        "running['loss'] += loss.item()\n    if running['loss'] > 400: optimizer.param_groups[0]['lr'] = 1e-4",
+    ),
+    "the place of an entry": (
+        "running, losses = [0, 0], [0.0, 0.0]\ndef rate(optimizer, at): optimizer.param_groups[0]['lr'] /= 1 + at\n",
+        "running[0] += 1\n    losses[rate(optimizer, running[0])] = 1.0",
     ),
     "in an alias": (
         "losses = []",
