@@ -5,6 +5,7 @@ A 16384² tensor needs little memory beside itself. g is the fp64 reference, c t
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -148,16 +149,21 @@ def errors(compared: Sequence[tuple[Tensor, Tensor, float]]) -> list[Error]:
         return []
     candidates, references, scales = zip(*compared, strict=True)
 
-    def facts(owners: Sequence[int], c: Tensor, g: Tensor) -> Tensor:
-        s = torch.tensor([scales[owner] for owner in owners], dtype=torch.float64).to(c.device)[:, None]
+    def facts(owners: Mapping[int, int], c: Tensor, g: Tensor) -> Tensor:
+        s = torch.tensor([[scales[owner]] for owner in owners], dtype=torch.float64).to(c.device)
+        if len(owners) > 1:
+            s = s.repeat_interleave(torch.tensor([*owners.values()], device=c.device), 0, output_size=len(c))
         difference = (c - g).abs_()
         finite = difference.isfinite()
         weighted = (s / g.abs().add_(s)).mul_(difference)
         if not all(scales[owner] for owner in owners):
             weighted = torch.where(s == 0, difference, weighted)
-        peak, at = torch.where(finite, weighted, 0.0).max(1, keepdim=True)
-        square = torch.where(finite, difference, 0.0).square_().sum(1, keepdim=True)
-        lost = finite.logical_not_().sum(1, keepdim=True)
+        lost = torch.zeros(len(c), 1, dtype=torch.float64, device=c.device)
+        if not finite.all():
+            weighted, difference = (torch.where(finite, each, 0.0) for each in (weighted, difference))
+            lost = finite.logical_not_().sum(1, keepdim=True)
+        peak, at = weighted.max(1, keepdim=True)
+        square = torch.linalg.vector_norm(difference, dim=1, keepdim=True).square_()
         return torch.cat([square, lost, peak, at, c.gather(1, at), g.gather(1, at)], 1)
 
     found = []
@@ -204,8 +210,9 @@ def alike(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> set[str]:
     """Names of tensors that are `identical` in both."""
     pairs = {name: (tensor, theirs[name]) for name, tensor in ours.items() if name in theirs}
     pairs = {n: (a, b) for n, (a, b) in pairs.items() if (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)}
-    found = {name for name, pair in pairs.items() if any(map(sparse.is_sparse, pair)) and identical(*pair)}
-    pairs = {name: pair for name, pair in pairs.items() if not any(map(sparse.is_sparse, pair))}
+    alone = {name for name, pair in pairs.items() if any(map(sparse.is_sparse, pair)) or pair[0].numel() > CHUNK}
+    found = {name for name in alone if identical(*pairs[name])}
+    pairs = {name: pair for name, pair in pairs.items() if name not in alone}
     for device in {tensor.device for tensor, _ in pairs.values()}:
         bits = {n: [_flat(t).view(torch.uint8) for t in pair] for n, pair in pairs.items() if pair[0].device == device}
         differ = by_rows(_unequal, *zip(*bits.values(), strict=True), dtype=torch.uint8)
@@ -213,7 +220,7 @@ def alike(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> set[str]:
     return found
 
 
-def _unequal(_: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
+def _unequal(_: Mapping[int, int], a: Tensor, b: Tensor) -> Tensor:
     return (a.view(torch.int64) != b.view(torch.int64)).any(1)
 
 
@@ -232,30 +239,29 @@ def by_rows(
 ) -> Sequence[Tensor]:
     """Results of `work` for many tensors: of each tensor, on the CPU, one entry per block of `BLOCK` elements.
 
-    work:    called with the index of the tensor that each row belongs to, and one matrix of shape (rows, `BLOCK`) per
-             column; the last row of a tensor is filled up with zeros
+    work:    called with the number of rows by the index of the tensor that they belong to, in order, and one matrix of
+             shape (rows, `BLOCK`) per column; the last row of a tensor is filled up with zeros
     columns: equally many tensors each, of pairwise equal sizes
     Thousands of small tensors cost as many launches and waits on a GPU as a single one.
     """
     flat = [[_flat(tensor) for tensor in column] for column in columns]
     counts = [-(-len(vector) // BLOCK) for vector in flat[0]]
-    owners = [owner for owner, count in enumerate(counts) for _ in range(count)]
-    begins, found = [row * BLOCK for row in accumulate(counts, initial=0)], list[Tensor]()
-    device = flat[0][0].device if owners else torch.device("cpu")
+    rows, found = [*accumulate(counts, initial=0)], list[Tensor]()
+    device = flat[0][0].device if rows[-1] else torch.device("cpu")
     most = max(1, (min(CHUNK, CACHED) if device.type == "cpu" else CHUNK) // BLOCK)
-    for first in range(0, len(owners), most):
-        here, start = owners[first : first + most], first * BLOCK
-        stop, packed = start + len(here) * BLOCK, list[Tensor]()
-        within = {
-            owner: (max(begins[owner], start), min(begins[owner] + len(flat[0][owner]), stop))
-            for owner in dict.fromkeys(here)
-        }
+    for first in range(0, rows[-1], most):
+        last = min(first + most, rows[-1])
+        owners = range(bisect_right(rows, first) - 1, bisect_left(rows, last))
+        here = {o: n for o in owners if (n := min(rows[o + 1], last) - max(rows[o], first)) > 0}
+        within = {o: (max(rows[o], first) * BLOCK, min(rows[o] * BLOCK + len(flat[0][o]), last * BLOCK)) for o in here}
+        full = sum(high - low for low, high in within.values()) == (last - first) * BLOCK
+        packed, start, make = list[Tensor](), first * BLOCK, torch.empty if full else torch.zeros
         for column in flat:
-            packed.append(torch.zeros(len(here), BLOCK, dtype=dtype, device=device))
+            packed.append(make(last - first, BLOCK, dtype=dtype, device=device))
             line = packed[-1].view(-1)
             torch._foreach_copy_(
                 [line[low - start : high - start] for low, high in within.values()],
-                [column[owner][low - begins[owner] : high - begins[owner]] for owner, (low, high) in within.items()],
+                [column[o][low - rows[o] * BLOCK : high - rows[o] * BLOCK] for o, (low, high) in within.items()],
             )
         found.append(work(here, *packed))
     return torch.cat(found).cpu().split(counts) if found else [torch.empty(0)] * len(counts)

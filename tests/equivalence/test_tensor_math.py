@@ -90,7 +90,9 @@ def test_one_that_is_not_finite_is_found_wherever_it_is(device: str, dtype: torc
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_alike_are_those_that_are_identical(device: str):
+@pytest.mark.parametrize("chunk", [tensor_math.CHUNK, 1000])
+def test_alike_are_those_that_are_identical(device: str, chunk: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tensor_math, "CHUNK", chunk)  # a larger tensor is looked at by itself
     ours = {"nan": torch.tensor([torch.nan]), "zero": torch.zeros(2), "long": torch.arange(9999), "gaps": torch.eye(3)}
     ours = {name: tensor.to(device) for name, tensor in ours.items()}
     theirs = {name: tensor.clone() for name, tensor in ours.items()} | {"other": torch.ones(1)}
