@@ -21,8 +21,9 @@ from optexp.python_state.slots import Slot
 from optexp.python_state.variables import places
 from optexp.support.float64 import InFloat64
 from optexp.support.random_state import put_back
+from optexp.user_code.handed_optimizer import Gradients
 from optexp.user_code.step_state import TrackedStepState
-from optexp.user_code.train_step import Gradients, TrainStep
+from optexp.user_code.train_step import TrainStep
 
 CALLS = 3  # consecutive ones that are tried: a step may clear gradients every second time,
 MORE, MORE_S = 9, 0.5  # or leave them every eighth time, which is looked for where it takes no longer

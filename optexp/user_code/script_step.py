@@ -19,11 +19,13 @@ from optexp.python_state.variables import Place, attributes, places, users
 from optexp.support.float64 import is_wide
 from optexp.support.hooks import takes_hooks
 from optexp.user_code.drawn_alike import seeded
+from optexp.user_code.handed_model import Model
+from optexp.user_code.handed_optimizer import Optimizer
 from optexp.user_code.marked_loop import ITEMS
 from optexp.user_code.misplaced_mark import misplaced
 from optexp.user_code.own_program import INSIDE, UNCALLED
 from optexp.user_code.script_run import Reached
-from optexp.user_code.train_step import Model, Optimizer, TrainStep
+from optexp.user_code.train_step import TrainStep
 
 COUNT = "steps_that_drew"  # attribute of the body's function
 DEPTH = 3  # of objects within objects that hold the model

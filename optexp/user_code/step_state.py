@@ -44,7 +44,8 @@ from optexp.python_state.slots import (
 )
 from optexp.python_state.variables import MISSING, attributes, places
 from optexp.python_state.write_only import write_only
-from optexp.user_code import train_step
+from optexp.user_code.handed_model import Model
+from optexp.user_code.handed_optimizer import Optimizer as HandedOptimizer
 from optexp.user_code.later_rates import later_rates
 from optexp.user_code.other_tensors import state_slots
 
@@ -359,9 +360,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.memory, self.own = memory, {id(tensor): name for name, tensor in tensors_in(memory.present).items()}
 
     def persistent_id(self, value: Any) -> Any:
-        if type(value) is train_step.Optimizer:
+        if type(value) is HandedOptimizer:
             return "handed", "optimizer"
-        if issubclass(type(value), train_step.Model):
+        if issubclass(type(value), Model):
             return "handed", "model"
         if isinstance(value, RemovableHandle):
             return "hook", *self.memory.hooks().of(value)

@@ -19,7 +19,7 @@ from optexp.program import Program, ResidentFeed, gradients
 from optexp.result import Verdict
 from optexp.strategies.cuda_graph import CudaGraph
 from optexp.strategy import UserFile
-from optexp.user_code import train_step
+from optexp.user_code.handed_optimizer import Optimizer
 from optexp.user_code.step_state import TrackedStepState
 from optexp.user_code.train_step import TrainStep
 from optexp.workloads.module import Module
@@ -68,7 +68,7 @@ class PretendedGraph:
         counts = [getattr(optimizer, "steps", 0) for optimizer in optimizers]
         result = owner.call(model, tree_unflatten(owner.static, form), *optimizers)
         for optimizer, count in zip(optimizers, counts, strict=True):
-            if type(optimizer) is train_step.Optimizer:  # a replay calls nobody
+            if type(optimizer) is Optimizer:  # a replay calls nobody
                 optimizer.steps = count
                 if gradients:  # in their memory, where the graph's zero_grad left them
                     optimizer.show_gradients()

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from optexp.errors import NoReference
 from optexp.program import Outputs, Program, ResidentFeed, preserved
+from optexp.user_code.handed_model import Model
+from optexp.user_code.handed_optimizer import Optimizer
 from optexp.user_code.own_program import INSIDE
 from optexp.user_code.script_run import run
 from optexp.user_code.script_step import Body, Inference
-from optexp.user_code.train_step import Model, Optimizer
 from optexp.workloads.script import Script
 
 
