@@ -80,7 +80,8 @@ def _verify_once_more(
         once = replace(case.plan(), seeds=[seed], families=(), power=False, follow=False)
         fresh = verify(reference, yardstick, under_test, once, case.promise)
     random, in_turns, steady = case.steps.random, session.in_turns, fresh.repeats
-    check = partial(recheck, reference, yardstick, under_test, case.moves, random, in_turns, steady, case.unit)
+    zeros = referee.found.zeros | fresh.zeros
+    check = partial(recheck, reference, yardstick, under_test, case.moves, random, in_turns, steady, case.unit, zeros)
     findings, facts = check() if fresh.ok else ([], Recheck(ok=False))
     others_learn = session.workload.mode == "forward_backward" and bool(referee.found.varied) and not random
     if fresh.ok and facts.ok and others_learn:

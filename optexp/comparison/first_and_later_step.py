@@ -45,7 +45,7 @@ LATER, LATER_S = 48, 8.0  # steps before one that is looked at, where steps chan
 
 def check_first_step(case: Case, found: Verification, yardstick: Client[Arm], candidate: Client[Arm]) -> None:
     """After building, of those that will be measured, whatever they draw."""
-    findings, unlike = first_step.check_first_step(yardstick, candidate, case.session.in_turns)
+    findings, unlike = first_step.check_first_step(yardstick, candidate, case.session.in_turns, found.zeros)
     found.gates[first_step.GATE] = GateResult(not findings)
     if unlike:
         names = ", ".join(map(title, unlike))
@@ -77,7 +77,7 @@ def check_moved_parameters(
 
 def check_repetitions(case: Case, found: Verification, yardstick: Client[Arm], candidate: Client[Arm]) -> None:
     """Where nothing is timed, of one step: else the ends of timed blocks show a fault that not every step has."""
-    repetitions = Repetitions(yardstick, candidate, case.session.in_turns, case.unit)
+    repetitions = Repetitions(yardstick, candidate, case.session.in_turns, case.unit, found.zeros)
     looks = max(1, min(LOOKS, int(LATER_S / max(case.steps.step_s, 1e-9))))
     for _ in range(looks):
         if astray := repetitions.one_more(End(1)):

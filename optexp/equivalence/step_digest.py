@@ -17,6 +17,7 @@ from optexp.equivalence.sight import SEEN, SEEN_UNITS
 from optexp.equivalence.tensor_math import chunks
 from optexp.program import Outputs, Program, gradients
 from optexp.support.reading import read
+from optexp.support.tolerances import ZERO_UNITS
 
 MOST = 8  # repetitions, where the first ones differ from what was timed
 FACTOR = 10.0  # how much farther from a repetition than those from each other: of hundreds of tensors one is lucky
@@ -24,6 +25,7 @@ FLOOR = 2.0**-20  # of a tensor's RMS: a last bit that rarely differs
 DISTURBED = 4  # runs of the baseline from parameters with a little noise, where a candidate does not repeat itself
 STRAY = 3.0  # how much farther from a repetition than those
 BY_ROUNDING = 256.0  # how much farther from each other than those, and in u of a tensor's RMS: rounding does no more
+NONE: Mapping[str, float] = {}
 PARTS = ("out/", "grad/", "buffer/", "param/", "after/")  # of an observation
 
 Digest = dict[str, tuple[float, float]]  # mean and RMS of each tensor, by name
@@ -50,7 +52,11 @@ def digest(tensors: Mapping[str, Tensor]) -> Digest:
 
 
 def astray(
-    timed: Digest, again: Sequence[Digest], moved: Sequence[Digest] = (), unit: float = 2.0**-24
+    timed: Digest,
+    again: Sequence[Digest],
+    moved: Sequence[Digest] = (),
+    unit: float = 2.0**-24,
+    zeros: Mapping[str, float] = NONE,
 ) -> dict[str, str]:
     """By name, what is farther from the first repetition than the others explain, in words.
 
@@ -61,10 +67,14 @@ def astray(
            repetitions may have flipped another: without these, of LeNet-5 disturbed in the last bit 9 of 100 honest
            blocks of 11 training steps were astray, with them none of 300 (and none of blocks of 60 and 150)
     unit:  u of the promised arithmetic
+    zeros: by name of a gradient that is zero but for rounding, the size of its terms. What is computed of it, as Adam's
+           mean of squares, has no size that its repetitions tell: of a U-Net's biases one was ten times another
     """
     first = again[0]
     found = {}
     for name in sorted(timed.keys() | first.keys()):
+        if name.startswith("after/optimizer/") and f"grad/{_owner(name)}" in zeros:
+            continue
         if name not in timed or name not in first:
             found[name] = f"the timed step {'leaves' if name in timed else 'does not leave'} it, its repetition does"
             found[name] += " not" if name in timed else ""
@@ -73,7 +83,8 @@ def astray(
             here, there = timed[name][at], first[name][at]
             own, noise, size = _spread(again, name, at), _spread(moved, name, at), first[name][1]
             own = min(own, BY_ROUNDING * max(noise, unit * size)) if moved else own
-            allowed = max(FACTOR * own + FLOOR * size, STRAY * noise)
+            rounding = ZERO_UNITS * unit * zeros.get(name, 0.0)
+            allowed = max(FACTOR * own + FLOOR * size, STRAY * noise, rounding)
             if abs(here - there) > allowed:
                 found[name] = f"its {what} is {here:.6g}, and {there:.6g} where the same steps are repeated"
     return found

@@ -179,7 +179,7 @@ class Verification:
     gates:        by name
     mutants:      by name
     sizes:        by tensor, the largest s of gates on inputs as declared
-    zeros:        gradients that are zero in exact arithmetic, and rounding alone in both arms
+    zeros:        by gradient that is zero in exact arithmetic, and rounding alone in both arms, the size of its terms
     visible:      by tensor, the smallest RMS error and the smallest of one element that would have failed, over s
     dead:         inputs that the result does not depend on
     constant:     inputs that held the same values in every draw
@@ -214,7 +214,7 @@ class Verification:
     tensors: dict[str, Finding] = field(default_factory=dict)
     mutants: dict[str, MutantCount] = field(default_factory=dict)
     sizes: dict[str, float] = field(default_factory=dict)
-    zeros: list[str] = field(default_factory=list)
+    zeros: dict[str, float] = field(default_factory=dict)
     visible: dict[str, tuple[float, float]] = field(default_factory=dict)
     dead: list[str] = field(default_factory=list)
     constant: list[str] = field(default_factory=list)

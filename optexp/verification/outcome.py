@@ -48,7 +48,9 @@ def aggregate(verification: Verification, findings: list[Finding], contract: Con
     for f in findings:
         if f.scale is not None and f.family in (NORMAL, ONE_BY_ONE):
             verification.sizes[f.tensor] = max(f.scale, verification.sizes.get(f.tensor, 0.0))
-    verification.zeros = sorted({f.tensor for f in findings if f.zero})
+    for f in findings:
+        if f.zero:
+            verification.zeros[f.tensor] = max(f.scale or 0.0, verification.zeros.get(f.tensor, 0.0))
     outputs = [f for f in findings if "/" not in f.tensor and f.error_rms is not None]
     verification.error_ratio = _pooled(outputs)
     verification.max_ratio = max((f.max_ratio for f in outputs if f.max_ratio is not None), default=None)

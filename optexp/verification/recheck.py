@@ -32,6 +32,7 @@ def recheck(
     in_turns: bool = False,
     steady: bool = True,
     unit: float = 2.0**-24,
+    zeros: Mapping[str, float] = step_digest.NONE,
 ) -> tuple[list[Finding], Recheck]:
     """Findings of the gates, and what was done.
 
@@ -41,6 +42,7 @@ def recheck(
     in_turns: only the arm that takes a step holds batches and results
     steady: the baseline repeats itself
     unit:   u of the promised arithmetic
+    zeros:  sizes of terms of gradients that are zero but for rounding
     """
     ends = candidate.call(Arm.timed_ends)
     if not ends:
@@ -48,7 +50,7 @@ def recheck(
     parties: tuple[Client[Peer], ...] = (reference, yardstick, candidate)
     for party in parties if in_turns else ():
         party.call(Peer.rest)
-    findings, repetitions = repeated(yardstick, candidate, ends, in_turns, unit)
+    findings, repetitions = repeated(yardstick, candidate, ends, in_turns, unit, zeros)
     note = RANDOM if random else ""
     if not random:
         repeats = not moves or candidate.call(Arm.repeats, times=1)
@@ -77,12 +79,13 @@ def repeated(
     ends: Sequence[End],
     in_turns: bool = False,
     unit: float = 2.0**-24,
+    zeros: Mapping[str, float] = step_digest.NONE,
 ) -> tuple[list[Finding], int]:
     """What timed steps left and repetitions of the same steps do not, and how many there were of these.
 
     ends: of each kept block
     """
-    repetitions, astray = Repetitions(yardstick, candidate, in_turns, unit), dict[str, str]()
+    repetitions, astray = Repetitions(yardstick, candidate, in_turns, unit, zeros), dict[str, str]()
     for index, end in enumerate(ends):
         if astray := repetitions.astray(candidate.call(Arm.timed, index=index), end):
             break
@@ -100,6 +103,7 @@ class Repetitions:
 
     in_turns: only the arm that repeats steps holds batches
     unit:     u of the promised arithmetic
+    zeros:    sizes of terms of gradients that are zero but for rounding
     made:     the candidate's;  moved: the baseline's, the first as it is and others with a little noise
     holding:  the arm that repeated steps last
     """
@@ -108,6 +112,7 @@ class Repetitions:
     candidate: Client[Arm]
     in_turns: bool = False
     unit: float = 2.0**-24
+    zeros: Mapping[str, float] = field(default_factory=dict)
     made: dict[End, list[step_digest.Digest]] = field(default_factory=dict)
     moved: dict[End, list[step_digest.Digest]] = field(default_factory=dict)
     holding: Client[Arm] | None = None
@@ -115,17 +120,22 @@ class Repetitions:
     def astray(self, left: step_digest.Digest, end: End) -> dict[str, str]:
         """What so many steps of the candidate left and their repetitions do not, by name, in words."""
         again = self.made.setdefault(end, [])
-        astray = step_digest.astray(left, again) if again else dict.fromkeys(left, "")
+        astray = self._beside(left, again) if again else dict.fromkeys(left, "")
         while astray and len(again) < step_digest.MOST:
             again.append(self._repeated(self.candidate, end))
-            astray = step_digest.astray(left, again)
+            astray = self._beside(left, again)
         if any(other != again[0] for other in again):
-            astray = step_digest.astray(left, again, self.by_noise(end), self.unit)
+            astray = self._beside(left, again, self.by_noise(end))
         return astray
 
     def one_more(self, end: End) -> dict[str, str]:
         """The same of one more repetition."""
         return self.astray(self._repeated(self.candidate, end), end)
+
+    def _beside(
+        self, left: step_digest.Digest, again: Sequence[step_digest.Digest], moved: Sequence[step_digest.Digest] = ()
+    ) -> dict[str, str]:
+        return step_digest.astray(left, again, moved, self.unit, self.zeros)
 
     def by_noise(self, end: End) -> list[step_digest.Digest]:
         if end not in self.moved:

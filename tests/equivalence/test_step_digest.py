@@ -143,6 +143,14 @@ def test_an_optimizer_state_of_a_gradient_that_is_zero_but_for_rounding_shows_no
     assert unsteady(others, 2.0**-24, sizes, ["grad/conv.bias"])
 
 
+def test_repetitions_tell_a_gradient_that_is_zero_by_its_terms_and_nothing_of_state_that_follows_from_it() -> None:
+    name, state = "grad/conv.bias", "after/optimizer/conv.bias/exp_avg_sq"
+    zeros, again = {name: 1e-3}, [{name: (0.0, size), state: (size**2, size**2)} for size in (1e-9, 2e-9)]
+    assert astray({name: (0.0, 2e-8), state: (4e-16, 4e-16)}, again).keys() == {name, state}
+    assert not astray({name: (0.0, 2e-8), state: (4e-16, 4e-16)}, again, zeros=zeros)
+    assert astray({name: (0.0, 1e-6), state: (1e-12, 1e-12)}, again, zeros=zeros).keys() == {name}
+
+
 class Flips(Arm):
     """An arm whose timed block took another branch than all its repetitions; from noisy parameters it does `wild`."""
 
