@@ -66,8 +66,10 @@ def broken_effects(
 
 
 def _rounds(name: str, seen: Tensor, expected: Tensor) -> bool:
-    """Whether state of an optimizer differs by rounding: it may begin as a norm of its parameter, a sum in any order.
-    Steps are judged from an arm's own state, so no result hangs on the difference."""
+    """Whether optimizer state differs from the expected state by rounding alone.
+
+    State may begin as the norm of a parameter, whose sum runs in any order. Steps are judged from an arm's own state.
+    """
     if not name.startswith("before/optimizer/") or not seen.is_floating_point() or seen.shape != expected.shape:
         return False
     return rms(seen.double() - expected.double()) <= SURELY * torch.finfo(seen.dtype).eps / 2 * rms(expected)

@@ -67,7 +67,7 @@ class Footprint:
         return self.changed != other.changed or self.computes_otherwise(other)
 
     def computes_otherwise(self, other: Footprint) -> bool:
-        """Whether both arms' hyperparameters differ: at the optimizer's call if both record it, else after the step."""
+        """Whether hyperparameters differ: those of the optimizer's call if both arms record it, else those after it."""
         known = self.called and other.called
         ours, theirs = (self.called, other.called) if known else (self.numbers, other.numbers)
         return not all(isclose(ours[key], theirs[key], rel_tol=CLOSE) for key in ours.keys() & theirs.keys())

@@ -170,5 +170,5 @@ def calls(program: Program) -> Iterator[list[dict[str, Any]]]:
 
 
 def _computes(key: str, before: Any, after: Any) -> bool:
-    """Whether the call of an optimizer changes a real number of its group. Its rate is compared whoever changes it."""
+    """Whether an optimizer's step changes this real number of its group. `lr` does not count: it is always compared."""
     return key != "lr" and isinstance(before, float) and isinstance(after, float) and before != after

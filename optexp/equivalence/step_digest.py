@@ -25,7 +25,7 @@ FLOOR = 2.0**-20  # of a tensor's RMS: a last bit that rarely differs
 DISTURBED = 4  # runs of the baseline from parameters with a little noise, where a candidate does not repeat itself
 STRAY = 3.0  # how much farther from a repetition than those
 BY_ROUNDING = 256.0  # how much farther from each other than those, and in u of a tensor's RMS: rounding does no more
-NONE: Mapping[str, float] = {}
+NO_ZEROS: Mapping[str, float] = {}  # a program without gradients that are zero but for rounding
 PARTS = ("out/", "grad/", "buffer/", "param/", "after/")  # of an observation
 
 Digest = dict[str, tuple[float, float]]  # mean and RMS of each tensor, by name
@@ -56,7 +56,7 @@ def astray(
     again: Sequence[Digest],
     moved: Sequence[Digest] = (),
     unit: float = 2.0**-24,
-    zeros: Mapping[str, float] = NONE,
+    zeros: Mapping[str, float] = NO_ZEROS,
 ) -> dict[str, str]:
     """By name, what is farther from the first repetition than the others explain, in words.
 

@@ -195,12 +195,12 @@ def prime(program: Program) -> None:
 
     own = is_own(program.optimizer)
     around = own and len([*counters.states(program.optimizer)]) > 1
-    with _undone_where_refused(program) if around else nullcontext():
+    with _undone_on_failure(program) if around else nullcontext():
         if own:
             with suppress(Exception), preserved(program), noted(program.optimizer, tried=True):
                 _step_once(program.optimizer, partial(filled, 1.0))
         try:
-            with _undone_where_refused(program) if own else nullcontext(), preserved(program), noted(program.optimizer):
+            with _undone_on_failure(program) if own else nullcontext(), preserved(program), noted(program.optimizer):
                 _step_once(program.optimizer, partial(filled, 0.0))
         except Exception as error:
             if not own or isinstance(error, NoReference):
@@ -211,8 +211,8 @@ def prime(program: Program) -> None:
 
 
 @contextmanager
-def _undone_where_refused(program: Program) -> Iterator[None]:
-    """Where the block raises, leave state that was empty empty, and parameters as they were.
+def _undone_on_failure(program: Program) -> Iterator[None]:
+    """On an error in the block, clear state that was empty before it, and restore parameters.
 
     After `p.data = state["old_p"]` a parameter lies in the memory of state.
     """

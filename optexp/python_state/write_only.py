@@ -96,12 +96,12 @@ def _harmless(node: ast.stmt, key: str, kept: Collection[str]) -> bool:
         return True
     if isinstance(node, (ast.Assign, ast.AugAssign)):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return _update(targets, kept) and all(_computes(part, key) for part in [*targets, node.value])
+        return _all_kept(targets, kept) and all(_computes(part, key) for part in [*targets, node.value])
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         called = node.value.func
         if _name(called) in PRINTS:
             return all(_computes(value, key) for value in _arguments(node.value))
-        grows = isinstance(called, ast.Attribute) and called.attr in GROW and _update([called.value], kept)
+        grows = isinstance(called, ast.Attribute) and called.attr in GROW and _all_kept([called.value], kept)
         return grows and all(_computes(value, key) for value in [called, *_arguments(node.value)])
     if isinstance(node, ast.If) and _reads(node.test, key):  # what it decides is harmless
         inside = [*node.body, *node.orelse]
@@ -117,7 +117,7 @@ def _tells(node: ast.stmt, kept: Collection[str]) -> bool:
     """Whether a statement does nothing but update one of `kept`, or print."""
     if isinstance(node, (ast.Assign, ast.AugAssign)):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return _update(targets, kept) and not any(map(_calls, [*targets, node.value]))
+        return _all_kept(targets, kept) and not any(map(_calls, [*targets, node.value]))
     printed = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _name(node.value.func) in PRINTS
     return printed or isinstance(node, ast.Pass)
 
@@ -133,8 +133,8 @@ def _computes(value: ast.expr, key: str) -> bool:
     return True
 
 
-def _update(targets: Collection[ast.expr], kept: Collection[str]) -> bool:
-    """Whether all targets are of `kept`, or entries of them."""
+def _all_kept(targets: Collection[ast.expr], kept: Collection[str]) -> bool:
+    """Whether every target is a variable of `kept`, or an entry of one."""
     for target in targets:
         while isinstance(target, ast.Subscript):
             target = target.value

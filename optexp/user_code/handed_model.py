@@ -16,7 +16,7 @@ from optexp.user_code.handed_optimizer import Optimizer
 
 
 def _is_users(value: Any, model: Any) -> bool:
-    """Whether it is a method of this model that the user's class defines."""
+    """Whether `value` is a method of `model` that the user's class defines."""
     if not isinstance(value, MethodType) or value.__self__ is not model or not users(type(model)):
         return False
     return isinstance(value.__func__, FunctionType) and value.__func__.__module__ != nn.Module.__module__
@@ -24,7 +24,7 @@ def _is_users(value: Any, model: Any) -> bool:
 
 @dataclass
 class Stand:
-    """What a `Model` stands for in one call of the user's function.
+    """Model, call and `zero_grad` behind a `Model`, renewed at each call of the user's function.
 
     own:       the user's model, which a strategy may have put inside another module
     model:     the program's;  call: what strategies made of its call

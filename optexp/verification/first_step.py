@@ -23,7 +23,7 @@ def check_first_step(
     yardstick: Client[Arm],
     candidate: Client[Arm],
     in_turns: bool = False,
-    zeros: Mapping[str, float] = step_digest.NONE,
+    zeros: Mapping[str, float] = step_digest.NO_ZEROS,
 ) -> tuple[list[Finding], list[str]]:
     """Findings of FIRST, and names of state that the baseline's own first step leaves otherwise than its repetitions.
 

@@ -32,7 +32,7 @@ def recheck(
     in_turns: bool = False,
     steady: bool = True,
     unit: float = 2.0**-24,
-    zeros: Mapping[str, float] = step_digest.NONE,
+    zeros: Mapping[str, float] = step_digest.NO_ZEROS,
 ) -> tuple[list[Finding], Recheck]:
     """Findings of the gates, and what was done.
 
@@ -79,7 +79,7 @@ def repeated(
     ends: Sequence[End],
     in_turns: bool = False,
     unit: float = 2.0**-24,
-    zeros: Mapping[str, float] = step_digest.NONE,
+    zeros: Mapping[str, float] = step_digest.NO_ZEROS,
 ) -> tuple[list[Finding], int]:
     """What timed steps left and repetitions of the same steps do not, and how many there were of these.
 

@@ -94,10 +94,10 @@ class Built(Compiled):
             torch.empty(1, device=self.device)
             clock.synchronize(self.device)
             lap = self._phase("CUDA context", lap)
-        compiled = compiled_frames()
+        frames = toolchain.counted().get("frames/total")
         program, varied = built(spec, self.device)
-        if compiled_frames() != compiled:  # by calls that are undone; each counts against torch's limit of recompiling
-            torch._dynamo.reset()
+        if toolchain.counted().get("frames/total") != frames:
+            torch._dynamo.reset()  # trial calls count against torch's limit of recompiling
         clock.synchronize(self.device)
         lap = self._phase("build", lap)
         self.initial = Snapshot(program)
@@ -291,12 +291,6 @@ def built(spec: Spec, device: torch.device) -> tuple[Program, list[str]]:
     if spec.autocast is not None:
         program = autocast(program, spec.autocast)
     return keeping(program), varied
-
-
-def compiled_frames() -> int:
-    """Number of functions that torch's compiler has looked at in this process."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return sum(getattr(dynamo, "counters", {}).get("frames", {}).values())
 
 
 def compile_s() -> float:

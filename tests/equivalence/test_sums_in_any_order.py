@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from optexp.comparison import runner
-from optexp.config import search_path
-from optexp.result import Result, Verdict
+from optexp.result import Verdict
+from tests.two_files import compared
 
 NETWORK = """
 import random
@@ -50,27 +48,14 @@ loss = nn.CrossEntropyLoss()
 def get_optimizer(parameters):
     return torch.optim.Adam(parameters, lr=1e-3)
 """
-ALONE = ["workload=module", "workload.mode=train", "device=cpu", "isolation=none", "verify=only", "measurement=quick"]
-ALONE += ["profile.details=false", "tracking.enabled=false", "strategy=replace"]
-
-
-def compared(folder: Path, other: str) -> Result:
-    first, second = folder / "first.py", folder / "second.py"
-    first.write_text(NETWORK)
-    second.write_text(other)
-    search_path.register()
-    with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
-        files = [f"workload.path={first}", f"strategy.replace.target={second}"]
-        config = compose("config", overrides=[*ALONE, *files])
-    return runner.run(config, folder / "record")
 
 
 def test_the_state_of_a_bias_before_a_batch_norm_is_rounding_alone(tmp_path: Path) -> None:
-    result = compared(tmp_path, NETWORK)
+    result = compared(tmp_path, NETWORK, NETWORK)
     assert result.verdict is Verdict.VERIFIED, result.headline
 
 
 @pytest.mark.parametrize(("old", "new"), [("lr=1e-3", "lr=2e-3"), (".relu()", ".relu().mul(1.01)")])
 def test_other_results_are_told_from_them(old: str, new: str, tmp_path: Path) -> None:
-    result = compared(tmp_path, NETWORK.replace(old, new))
+    result = compared(tmp_path, NETWORK, NETWORK.replace(old, new))
     assert result.verdict is Verdict.NOT_EQUIVALENT, result.headline

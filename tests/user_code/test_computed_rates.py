@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from optexp.comparison import runner
-from optexp.config import search_path
-from optexp.result import Result, Verdict
+from optexp.result import Verdict
+from tests.two_files import compared
 
 DISTANCE = """
 import torch
@@ -49,24 +47,11 @@ def train_step(model, batch, optimizer):
     optimizer.step()
     return loss
 """
-ALONE = ["workload=module", "workload.mode=train", "device=cpu", "isolation=none", "verify=only", "measurement=quick"]
-ALONE += ["profile.details=false", "tracking.enabled=false", "strategy=replace"]
-
-
-def compared(folder: Path, old: str, new: str) -> Result:
-    first, second = folder / "first.py", folder / "second.py"
-    first.write_text(DISTANCE)
-    second.write_text(DISTANCE.replace(old, new))
-    search_path.register()
-    with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
-        files = [f"workload.path={first}", f"strategy.replace.target={second}"]
-        config = compose("config", overrides=[*ALONE, *files])
-    return runner.run(config, folder / "record")
 
 
 def test_a_sum_in_another_order_gives_the_same_numbers(tmp_path: Path) -> None:
     dot = "torch.dot(p.grad.flatten(), (first - p).flatten())"
-    result = compared(tmp_path, dot, "(p.grad * (first - p)).flip(0).sum(0).sum()")
+    result = compared(tmp_path, DISTANCE, DISTANCE.replace(dot, "(p.grad * (first - p)).flip(0).sum(0).sum()"))
     assert result.verdict is Verdict.VERIFIED, result.headline
 
 
@@ -80,5 +65,5 @@ def test_a_sum_in_another_order_gives_the_same_numbers(tmp_path: Path) -> None:
     ],
 )
 def test_other_numbers_are_refused(old: str, new: str, tmp_path: Path) -> None:
-    result = compared(tmp_path, old, new)
+    result = compared(tmp_path, DISTANCE, DISTANCE.replace(old, new))
     assert result.verdict is Verdict.NOT_EQUIVALENT, result.headline

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from optexp.comparison import runner
-from optexp.config import search_path
 from optexp.equivalence import footprint
 from optexp.result import Result, Verdict
+from tests import two_files
 
 BEFORE = """
 import copy
@@ -44,19 +42,10 @@ def train_step(model, batch, optimizer):
         teacher.load_state_dict(model.state_dict())
     return loss
 """
-ALONE = ["workload=module", "workload.mode=train", "device=cpu", "isolation=none", "verify=only", "measurement=quick"]
-ALONE += ["measurement.verification_seeds=1", "profile.details=false", "tracking.enabled=false", "strategy=replace"]
 
 
 def compared(folder: Path, after: str, first: str = BEFORE) -> Result:
-    before, second = folder / "before.py", folder / "after.py"
-    before.write_text(first)
-    second.write_text(after)
-    search_path.register()
-    with initialize_config_dir(version_base="1.3", config_dir=str(search_path.CONF)):
-        files = [f"workload.path={before}", f"strategy.replace.target={second}"]
-        config = compose("config", overrides=[*ALONE, *files])
-    return runner.run(config, folder / "record")
+    return two_files.compared(folder, first, after, "measurement.verification_seeds=1")
 
 
 @pytest.mark.slow
