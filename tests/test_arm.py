@@ -1,5 +1,6 @@
 """What an arm remembers of the blocks that it timed."""
 
+import weakref
 from dataclasses import replace
 from itertools import cycle
 from math import nan
@@ -11,7 +12,9 @@ import torch
 from torch import nn
 
 from optexp.equivalence.missed import LOOKS, End
+from optexp.program import Batch, tensors_of
 from optexp.program.offered import Offered, Place
+from optexp.workers import arm_novelty, arm_program
 from optexp.workers.arm import Arm
 from optexp.workers.spec import Spec
 from optexp.workloads.gelu import Gelu
@@ -74,6 +77,23 @@ def test_a_machine_that_is_busy_at_every_third_block_accuses_nobody(who: int, mo
     monkeypatch.setattr("optexp.workers.arm_timing.clock.time_block", lambda *_: SimpleNamespace(wall_s=next(times)))
     assert arm.novelty(1000)[0] <= 1.0
     assert arm.reordered(1000)[0] <= 1.0
+
+
+def test_other_batches_of_one_turn_are_given_back_before_the_next_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, alive = list[weakref.ref[torch.Tensor]](), list[int]()
+
+    def draw(*given: Any) -> list[Batch]:
+        alive.append(sum(one() is not None for one in held))
+        drawn = arm_program.draw(*given)
+        held.extend(weakref.ref(tensor) for batch in drawn for tensor in tensors_of(batch).values())
+        return drawn
+
+    monkeypatch.setattr(arm_novelty, "draw", draw)
+    arm = Arm()
+    arm.setup(Spec(Gelu(size=8), (), "cpu", "float32", 0).pack())
+    arm.novelty(1000)
+    assert len(alive) > 1
+    assert not any(alive)
 
 
 @pytest.mark.parametrize("kinds", [2, 4, 5])

@@ -34,11 +34,13 @@ def copying(*mib: float, kind: str = "HtoD") -> Trace:
 class Told:
     """An arm that answers what it is told."""
 
-    def __init__(self, **answers: Any) -> None:
-        self.answers = answers
+    def __init__(self, name: str = "", calls: list[tuple[str, str]] | None = None, **answers: Any) -> None:
+        self.name, self.answers = name, answers
+        self.calls = [] if calls is None else calls
 
     def call(self, method: Callable[..., Any], **arguments: Any) -> Any:
-        return {"met": [], **self.answers}[method.__name__]
+        self.calls.append((self.name, method.__name__))
+        return {"met": [], "rest": None, **self.answers}[method.__name__]
 
 
 @pytest.mark.parametrize(
@@ -61,6 +63,13 @@ def test_a_gain_that_fresh_batches_do_not_have_is_refused(
     arms: Any = {"candidate": Told(novelty=(ours, 9.0)), "baseline": Told(novelty=theirs)}
     reason = remembers_results(case(BITWISE), arms, samples)
     assert reason is None if accused is None else accused in (reason or "")
+
+
+def test_where_memory_is_short_one_arm_holds_other_batches_and_the_other_none() -> None:
+    calls = list[tuple[str, str]]()
+    arms: Any = {name: Told(name, calls, novelty=(1.0, 1.0)) for name in ("candidate", "baseline")}
+    remembers_results(case(BITWISE, in_turns=True), arms, made(constant(1e-3), constant(1e-3), processes=2))
+    assert calls[:4] == [("baseline", "rest"), ("candidate", "novelty"), ("candidate", "rest"), ("baseline", "novelty")]
 
 
 @pytest.mark.parametrize(("ours", "accused"), [(1.4, False), (1.6, True)])
@@ -135,8 +144,9 @@ def test_steps_that_change_what_the_next_one_starts_from_are_followed(mode: str,
     assert Case(session, (), "candidate", BITWISE, StepTraits(carries=carries)).plan().steps == steps
 
 
-def case(promise: Contract, dtype: str = "float32") -> Case:
-    session: Any = SimpleNamespace(experiment=SimpleNamespace(dtype=dtype), draws=Draws("key"))
+def case(promise: Contract, dtype: str = "float32", in_turns: bool = False) -> Case:
+    experiment = SimpleNamespace(dtype=dtype)
+    session: Any = SimpleNamespace(experiment=experiment, draws=Draws("key"), in_turns=in_turns)
     return Case(session, (), "candidate", promise)
 
 

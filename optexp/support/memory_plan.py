@@ -75,8 +75,13 @@ class Sizes:
         return states + max(idle + arm, idle + fp64, self.batch + results + max(copied, renewed))
 
     def timed(self, batches: int) -> int:
-        """Bytes of two timed arms: batches, an intermediate, a result and the last result, three states."""
-        return 2 * (batches * self.batch + 3 * self.result + 3 * self.state)
+        """Bytes of two timed arms: batches, an intermediate, a result and the last result, three states.
+
+        One arm at a time is timed on other batches, too; a feed may copy one. The other arm then holds two results.
+        """
+        both = 2 * batches * self.batch + 6 * self.result
+        others = (2 * batches + 1) * self.batch + 5 * self.result
+        return max(both, others) + 6 * self.state
 
 
 def choose(sizes: Sizes, capacity: int, at_least: int = 0) -> int:

@@ -45,30 +45,35 @@ class Novelty(Timing):
         if self.offered.ahead < 0:
             self.program.feed.pause()
             return None
-        seconds: tuple[list[float], ...] = ([], [], [])
-        count, queue = len(self.batches), self.program.feed.queue
-        for turn in turns():
-            drawn = draw(self.workload, self.device, getattr(torch, self.dtype), seed + turn, count)
-            self.drawn[turn] = [digest_of(batch).hex() for batch in drawn] if turn < 2 else []
-            fresh, own = Offered(drawn, self.offered.place), True
-            self.restore(self.random.randrange(count))
-            run = self.runner()
-            for _ in range(count + self.random.randrange(3 * count)):
-                run()
-            for kind in _order(turn):
-                if own is not (kind == OWN):
-                    self.offered.exchange(fresh)
-                    own = not own
-                    if eager:
-                        self.program.feed.reset(self.offered)
-                    for _ in range(queue if kind == ONCE else count + queue):  # own ones: what was kept is there again
-                        run()
-                watched = (self._keep_results, self.runner(keep=True)) if kind == ONCE else ()
-                seconds[kind].append(clock.time_block(run, count, self.device, *watched).wall_s)
-            if not own:
-                self.offered.exchange(fresh)
+        every = [self._turn(turn, seed + turn, eager) for turn in turns()]
         self.program.feed.pause()
-        return _most(*seconds)
+        return _most(*zip(*every, strict=True))
+
+    def _turn(self, turn: int, seed: int, eager: bool) -> list[float]:
+        """Seconds of a step in one block of each kind. The other batches are given back before the next turn draws:
+        they take as much memory as the arm's own."""
+        assert self.offered is not None
+        count, queue = len(self.batches), self.program.feed.queue
+        drawn = draw(self.workload, self.device, getattr(torch, self.dtype), seed, count)
+        self.drawn[turn] = [digest_of(batch).hex() for batch in drawn] if turn < 2 else []
+        fresh, own, seconds = Offered(drawn, self.offered.place), True, [0.0] * 3
+        self.restore(self.random.randrange(count))
+        run = self.runner()
+        for _ in range(count + self.random.randrange(3 * count)):
+            run()
+        for kind in _order(turn):
+            if own is not (kind == OWN):
+                self.offered.exchange(fresh)
+                own = not own
+                if eager:
+                    self.program.feed.reset(self.offered)
+                for _ in range(queue if kind == ONCE else count + queue):  # own ones: what was kept is there again
+                    run()
+            watched = (self._keep_results, self.runner(keep=True)) if kind == ONCE else ()
+            seconds[kind] = clock.time_block(run, count, self.device, *watched).wall_s
+        if not own:
+            self.offered.exchange(fresh)
+        return seconds
 
     def _keep_results(self, outputs: Outputs) -> None:
         """Of the last step of a block of new batches, where it was given the one whose turn it was."""
