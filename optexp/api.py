@@ -106,7 +106,7 @@ def _run(config: DictConfig, workload: Given, output: str | Path | None, quiet: 
 
 
 def _dtype(model: Any) -> str:
-    """What the model computes in, where it says so."""
+    """The dtype that the model computes in, where its parameters have one."""
     parameters = model.parameters() if isinstance(model, nn.Module) else ()
     found = {str(p.dtype).removeprefix("torch.") for p in parameters if p.is_floating_point()}
     return found.pop() if len(found) == 1 else "float32"
@@ -236,5 +236,5 @@ def _show(silent: bool, result: Result, folder: Path, run: Any = None) -> None:
 
 
 def _mistake(result: Result) -> str:
-    """What was wrong with the question."""
+    """The message of a ConfigError; empty of other results."""
     return result.error.message if result.error and result.error.type == "ConfigError" else ""

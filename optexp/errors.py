@@ -55,7 +55,7 @@ class Hopeless(Exception):
 
 
 class OtherProgram(Exception):
-    """What a graph of the model would leave out, as the end of a sentence that starts with the model."""
+    """The work that a graph of the model would leave out, as the end of a sentence that starts with the model."""
 
 
 class NotCovered(Exception):

@@ -1,4 +1,4 @@
-"""What a comparison ends in: a verdict and everything that led to it. `result.json` is this, written down."""
+"""The result of a comparison: a verdict and everything that led to it. `result.json` holds it."""
 
 from __future__ import annotations
 

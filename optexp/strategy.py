@@ -139,7 +139,7 @@ class UserFile:
 
     @property
     def calls(self) -> list[str]:
-        """What runs the model, and what runs the loss where it is not a part of `train_step`; to be bound anew.
+        """The function that runs the model, and the one that runs a loss outside `train_step`; to be bound anew.
 
         Raises:
             NotCovered: the loss is not the file's.
@@ -365,7 +365,7 @@ class Composed(list[Strategy]):
         else:
             self.labels = [s.label for s in self]
             promises = (s.contract for s in self)
-            # Whoever is judged by the limits of a dtype promises that precision, whatever he calls it.
+            # A strategy that is judged by the limits of a dtype promises that precision, under any name.
             self.contract = max((precision(p.dtype) if p.dtype else p for p in promises), default=BITWISE)
 
 

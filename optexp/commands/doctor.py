@@ -53,7 +53,7 @@ ITSELF = "against itself"
 LOOKS_S = 10.0  # all checks with --quick, on a quiet machine
 BUDGET_S = 40.0  # the measurement without --quick
 MINUTE = [f"measurement.budget_s={BUDGET_S:g}", "measurement.warmup_s=1", "measurement.pairs=20"]
-STEADY = 1.01  # times the lowest clock: the highest, where nobody need care
+STEADY = 1.01  # times the lowest clock: the highest that needs no warning
 SIGNS = {True: "✓", False: "✗", None: "!"}
 UNCHECKED = "–"
 QUICK = ["measurement.warmup_s=1", "measurement.block_ms=10", "measurement.pairs=45"]
@@ -234,7 +234,7 @@ def of_control(name: str, control: Control) -> Finding:
 
 
 def held(low: float, high: float) -> str:
-    """Whether somebody seems to hold the clocks, in words: NVML has no question for it."""
+    """Whether the clocks seem to be locked, in words: NVML has no query for it."""
     if high > STEADY * low:
         return "they are not locked"
     return "they look locked" if high == low else "they did not move as far as matters, locked or not"

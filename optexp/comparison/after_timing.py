@@ -92,7 +92,7 @@ def _verify_once_more(
 def _with_other_parameters(
     referee: Referee, fresh: Verification, arms: tuple[Client[Reference], Client[Arm], Client[Arm]]
 ) -> Verification:
-    """The verification, or one that fails with other values of the parameters: gradients are for somebody who changes
+    """The verification, or one that fails with other values of the parameters: gradients serve to change
     them, and what was timed began with zeros and ones, which a program may have met at its first call and left out."""
     case = referee.case
     every: tuple[Client[Peer], ...] = arms

@@ -1,4 +1,4 @@
-"""What a command left open, and what is done in its place."""
+"""Defaults in place of options that a command left open."""
 
 from __future__ import annotations
 

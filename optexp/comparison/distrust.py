@@ -144,7 +144,7 @@ def guesses_results(case: Case, arms: Mapping[str, Client[Arm]]) -> str | None:
 
 
 def keeps_what_parameters_give(case: Case, arms: Mapping[str, Client[Arm]], samples: Sequence[Sample]) -> str | None:
-    """A reason where the candidate is fast only as long as nobody changes parameters, as gradients are for.
+    """A reason where the candidate is fast only as long as parameters do not change, as gradients are made to do.
 
     It may lose half of its gain.
     """

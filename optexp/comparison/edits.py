@@ -40,7 +40,7 @@ class Files:
         return cls(own_files(), stamps(paths), stamps(start_files()))
 
     def edits(self) -> str:
-        """What has changed since, in words; empty where nothing has."""
+        """Changes since then, in words; empty where there are none."""
         now = Files.now(self.libraries)
         if own := differing(self.own, now.own):
             return f"{', '.join(own[:3])} of optexp changed while it ran"

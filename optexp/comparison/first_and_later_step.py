@@ -58,7 +58,7 @@ def check_later_step(
     case: Case, found: Verification, reference: Client[Reference], yardstick: Client[Arm], candidate: Client[Arm]
 ) -> None:
     """After many, whatever is timed: a copy that was made before the first shows once what it was made of has changed,
-    as weights that somebody exchanges now and then; so does a first result that is returned ever after, where Python
+    as weights that other code exchanges now and then; so does a first result that is returned ever after, where Python
     state is put back before every other check. Where nothing is timed, batches get other values halfway: a result that
     is remembered by its input's address shows. Training has its own gradients, and a trajectory."""
     steps = min(LATER, max(COUNTED, int(LATER_S / max(case.steps.step_s, 1e-9))))
@@ -69,7 +69,7 @@ def check_later_step(
 def check_moved_parameters(
     case: Case, found: Verification, reference: Client[Reference], yardstick: Client[Arm], candidate: Client[Arm]
 ) -> None:
-    """Gradients are for somebody who changes parameters between two steps. A copy of them from an earlier step is
+    """Gradients serve to change parameters between two steps. A copy of them from an earlier step is
     wrong then, and shows nowhere else: what Python keeps is put back before other steps with other parameters."""
     if case.promise.dtype != "float16":  # whose gradients may overflow
         _judge(case, found, replace(_replay(case, reference, yardstick, COUNTED), moved=True), candidate)

@@ -29,7 +29,7 @@ PROFILED = 10  # traced steps, and those that warm them up
 
 @dataclass(frozen=True)
 class Steps:
-    """What is known after the set-up.
+    """Facts that are known after the set-up.
 
     wall_s:    one step of the baseline as it is timed, its feed included
     compute_s: without the feed

@@ -1,4 +1,4 @@
-"""What a search leaves for its user: files beside the record, written once the winner is known."""
+"""Files that a search leaves for its user beside the record, written once the winner is known."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def asked(session: Session, tool: str, program: str, folder: Path) -> list[str]:
 
 
 def of_kernels(line: str, program: str, folder: Path, output: str) -> ToolRun:
-    """What Nsight Compute measured of each kernel, and its rules' advice."""
+    """Nsight Compute's measurements of each kernel, and its rules' advice."""
     report = folder / "baseline.ncu-rep"
     if reason := nsight.refusal(output):
         return ToolRun(
@@ -106,7 +106,7 @@ def of_system(line: str, program: str, folder: Path, output: str) -> ToolRun:
 
 
 def _output(command: Sequence[str], variables: dict[str, str]) -> str:
-    """What a command prints, in both streams, also where it fails."""
+    """The output of a command, of both streams, also where it fails."""
     try:
         done = subprocess.run(
             command,

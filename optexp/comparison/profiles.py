@@ -187,7 +187,7 @@ def within(trace: Trace | None, region: str) -> Trace | None:
 
 
 def ceilings(session: Session, arm: Client[Peer]) -> Calibration:
-    """What the device can do; measured beside somebody else's work it serves for this comparison alone."""
+    """Ceilings of the device; those measured beside other programs serve for this comparison alone."""
     return arm.call(Peer.calibrate, keep=not session.neighbours()[0])
 
 
@@ -214,5 +214,5 @@ def checked(
 
 
 def advised(arm: Client[Arm], found: Profile, stack: Sequence[Strategy]) -> list[Bottleneck]:
-    """What holds a profiled arm back, and what may help there."""
+    """Bottlenecks of a profiled arm, and strategies that may help."""
     return advise(arm, found.view, stack, found.calibration)

@@ -15,7 +15,7 @@ BEGIN, GRANTED, END = b"b", b"g", b"e"  # messages of one byte; `optexp.comparis
 class Quiet(Protocol):
     """Asked for before a program is timed.
 
-    others:      a process whose descendants share the card, and are paused meanwhile; none where nobody shares it
+    others:      a process whose descendants share the card, and are paused meanwhile; none without other comparisons
     sharing:     number of comparisons that share the card's memory
     again_alone: whether a comparison that runs out of memory is made again, with the card to itself
     """

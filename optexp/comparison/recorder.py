@@ -65,7 +65,7 @@ class Recorder:
                 self.session.progress.say(f"optexp: {error}; the run goes on, its record stays, and {later}")
 
     def finish(self, result: Result) -> None:
-        """Write the record, show it, and log it: nobody waits for the store to read a verdict."""
+        """Write the record, show it, and log it last: the verdict does not wait for the store."""
         if self.run is None and self.trouble is None:  # it ended before its arms started
             self.start()
         if self.trouble and not self._told_by_sweep:

@@ -50,7 +50,7 @@ def run(
 
     Args:
         workload: An object instead of the configuration's; then this process is not the command's own.
-        quiet: Where other comparisons share the card; None where nobody does.
+        quiet: Where other comparisons share the card; None where none does.
     """
     global _first_run
     watch = Stopwatch(process_age_s() if _first_run and workload is None else 0.0)

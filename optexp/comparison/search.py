@@ -37,7 +37,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Survey:
-    """What the profile of a stack proposes, the most promising first, and what it leaves out.
+    """Trials that the profile of a stack proposes, the most promising first, and those that it leaves out.
 
     ended: why there is no profile, which ends the search
     looks: first looks at what is proposed
@@ -231,7 +231,7 @@ def beyond(trial: Trial) -> str:
 
 
 def why(bound: float | None, assumption: str, causes: Sequence[str]) -> str:
-    """What leads to a trial: a prediction, or bottlenecks that the strategy answers."""
+    """The reason for a trial: a prediction, or bottlenecks that the strategy answers."""
     if bound is not None:
         return f"at most {ratio(bound)}: {assumption}"
     if causes:

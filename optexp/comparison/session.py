@@ -161,7 +161,7 @@ class Session:
 
     @property
     def contract(self) -> Contract:
-        """What the candidate promises."""
+        """The candidate's contract."""
         return self.stack.contract
 
     @property
@@ -190,7 +190,7 @@ class Session:
 
     @contextmanager
     def quietly(self) -> Iterator[None]:
-        """Times of the block are those of a card that nobody else uses."""
+        """The block has the card to itself."""
         self.begin_quiet()
         try:
             yield

@@ -32,7 +32,7 @@ class SharedCard:
     def __init__(self) -> None:
         self.address, self.pids = f"optexp-card-{secrets.token_hex()}", set[int]()
         self._holder: int | None = None
-        self._lock = Lock()  # is held while somebody times, and while a worker starts
+        self._lock = Lock()  # is held while a comparison times, and while a worker starts
         self._closed = False
         self._clocks = Lock()
         self._paused_s: dict[int, float] = {}
@@ -59,12 +59,12 @@ class SharedCard:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """A worker that starts in the block starts while nobody times a program."""
+        """A worker that starts in the block starts while no comparison times a program."""
         with self._lock:
             yield
 
     def close(self) -> None:
-        """Hear nobody any more."""
+        """Stop listening."""
         self._closed = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # `accept` returns

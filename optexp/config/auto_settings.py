@@ -8,7 +8,7 @@ from optexp.support.units import byte_count, seconds
 
 @dataclass
 class AutoSettings:
-    """What mode=auto looks for, and for how long.
+    """The objective of mode=auto, and its time limit.
 
     objective:    what is to become less: time of a step, peak memory, or energy of a step
     budget:       for all of it, the winner's last measurement included: 90s, 10m, 1.5h, or a number of seconds

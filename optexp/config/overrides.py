@@ -1,4 +1,4 @@
-"""What people type, made into what Hydra reads; and what Hydra says, made into what people can act on."""
+"""Command lines as Hydra reads them, and Hydra's errors as advice."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a step makes of what its model keeps in Python, beside what the baseline's makes of it.
+"""Changes that a step makes to its model's Python state, beside those of the baseline's step.
 
-Results come first: an attribute that a few consecutive steps change shows in them, where anybody reads it. What shows
+Results come first: an attribute that a few consecutive steps change shows in them, where they depend on it. What shows
 in none may still be left for later calls, or for its readers: the same model must then go on as the baseline's does.
 """
 
@@ -24,7 +24,7 @@ STARTS = "steps do not start from what the baseline starts from"
 
 
 class Attributes:
-    """What runs of the baseline make of each, and how far noise moves it."""
+    """Values that runs of the baseline give each attribute, and how far noise moves them."""
 
     def __init__(self) -> None:
         self.met: dict[tuple[int, str], tuple[Change, bool]] = {}  # of a first run of each step; with noise?
@@ -67,7 +67,7 @@ class Attributes:
     def _differs(self, name: str, ours: Change | None, theirs: Change | None, unit: float, drifted: bool) -> str | None:
         if ours is None or theirs is None:
             change = ours or theirs
-            # What the first step makes and later ones leave alone is nobody's loss: results of later steps say so.
+            # An attribute that the first step alone changes does no harm: results of later steps say so.
             if change is None or not (change.begun and change.state):
                 return None
             return LEFT if ours is None else TAKEN

@@ -56,7 +56,7 @@ def varying(program: Program, batch: Batch, snapshot: Snapshot, times: int) -> l
 
 @dataclass
 class Bits:
-    """What the baseline does not repeat bit for bit, as names of its observations.
+    """Tensors that the baseline does not repeat bit for bit, as names of its observations.
 
     varying:  as it runs
     hopeless: under deterministic algorithms too; None where that was not tried

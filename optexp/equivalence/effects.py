@@ -112,7 +112,7 @@ def _memories(seen: Observation, baseline: Observation, same: Alike) -> Iterator
 def _outputs(seen: Observation, baseline: Observation) -> Iterator[Finding]:
     """As objects: plain, finished, in the right place, in memory of their own."""
     if not seen["flag/finished"]:
-        yield broken("outputs", "an output still changes after the step's stream has finished: nobody waits for it")
+        yield broken("outputs", "an output still changes after the step's stream has finished: no stream waits for it")
     if not seen["flag/plain"]:
         yield broken("outputs", "an output or a gradient is not a plain torch.Tensor")
     ours, theirs = seen["flag/device"].tolist(), baseline["flag/device"].tolist()
@@ -147,8 +147,11 @@ def _replayed(seen: Observation, baseline: Observation) -> Iterator[Finding]:
 
 
 def optional(name: str) -> bool:
-    """What need not be the same tensors: a learning rate is state only where it is one, which is the container's
-    business, and what an optimizer keeps beside its parameters' state only once it has changed."""
+    """Whether one program alone may have this value.
+
+    A learning rate is state only as a tensor, as its container decides; a value beside the parameters' state counts
+    only once it has changed.
+    """
     rate = "/optimizer/group" in name and name.endswith("/lr")
     counts = is_counted(name.partition("/")[2])
     packed = ("memory/", "remembers/", "keeps/", "moves/", RULE)

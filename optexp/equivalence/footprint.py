@@ -1,4 +1,4 @@
-"""What each of many training steps changes, and how far: a schedule, a teacher that follows every tenth step.
+"""Tensors that each of many training steps changes, and how far: a schedule, a teacher that follows every tenth step.
 Consecutive first steps do not show it; the steps that do are judged by all gates.
 """
 
@@ -73,7 +73,7 @@ class Footprint:
         return not all(isclose(ours[key], theirs[key], rel_tol=CLOSE) for key in ours.keys() & theirs.keys())
 
     def later_rates(self) -> dict[str, list[float]]:
-        """What schedules will make of the learning rates, by name of the schedule."""
+        """Later learning rates, by name of the schedule."""
         found = dict[str, list[float]]()
         for key, value in self.numbers.items():
             if f"/{LATER}/" in key:

@@ -101,7 +101,7 @@ def updates(
 
 
 def causes(name: str, seen: Observation) -> dict[str, Tensor] | None:
-    """What an update was computed from, by what people call it; None of other quantities.
+    """The source of an update, by the name that people know; None of other quantities.
 
     name: of a quantity;  seen: the observation that it is of
     """

@@ -208,7 +208,7 @@ class Fp64Reference:
         except NoReference:
             if not looks:
                 raise
-            return self.step_on(given, index, state)  # it may run where nobody looks
+            return self.step_on(given, index, state)  # it may run off the current stream
         self.results.update_inputs.others[index] = changes.found()
         self.results.update_inputs.earlier[index] = changes.earlier()
         left = tensors_of(batch)
@@ -234,7 +234,7 @@ class Fp64Reference:
         return golden
 
     def _outputs(self, index: int, batch: Batch) -> Outputs:
-        """What the program's step returns."""
+        """Outputs of the program's step."""
         try:
             with InFloat64(self.dtype), NoDropout(), self._noting(index):
                 return self.program.step(self.program, batch)
@@ -276,7 +276,7 @@ class Fp64Reference:
 
     @contextmanager
     def _noting(self, index: int) -> Iterator[None]:
-        """What the optimizer is called with, where a user's step may have changed it just before."""
+        """Hyperparameters of the optimizer at this call, where a user's step may have changed them just before."""
         optimizer = self.program.optimizer
         if optimizer is None or self.program.step_state is None:
             yield

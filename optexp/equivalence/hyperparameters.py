@@ -1,4 +1,4 @@
-"""What an optimizer that holds its hyperparameters in float32 may move: fused and capturable ones do, on the device.
+"""Error of hyperparameters in float32: fused and capturable optimizers hold them so, on the device.
 
 The plain optimizer computes with Python's float64. 1 − 0.999 is off by 1.3e-5 in float32, which is far more than the
 plain one errs by, and no candidate's fault.

@@ -1,5 +1,5 @@
 """Training with its counts as they are late: a rate set by hand that falls, a correction that ends, an average that
-every thousandth step takes. Nobody waits for these steps, so counts are moved on to them.
+every thousandth step takes. So many steps take too long, so counts are moved on to them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Paces:
 
 
 class Counts:
-    """What a program keeps after each of its first steps."""
+    """State of a program after each of its first steps."""
 
     def __init__(self, program: Program) -> None:
         self.program = program

@@ -34,7 +34,7 @@ class Subject:
 
     @property
     def smallest(self) -> float:
-        """What the yardstick is, where it is more than rounding."""
+        """The yardstick, where it is more than rounding."""
         floor = self.row.peak_floor if self.value.numel() < SMALL else self.row.floor
         return max(self.yardstick.rms, floor * self.row.unit * self.scale)
 
@@ -88,7 +88,7 @@ def one_column_dropped(s: Subject) -> Tensor | None:
 
 
 def stale(s: Subject) -> Tensor | None:
-    """What the batch before gave."""
+    """The result of the batch before."""
     return s.earlier
 
 

@@ -39,7 +39,7 @@ UPDATE = "as at a lower precision, or another update (a rate, a decay, a beta, a
 
 @dataclass(frozen=True)
 class Nature:
-    """What an error looks like.
+    """The pattern of an error.
 
     kind: ROUNDING, OTHER, or empty where nothing tells
     why:  of the others, in words

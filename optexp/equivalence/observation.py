@@ -1,4 +1,4 @@
-"""What one step did, as named tensors: taken outside the clock, the same way in every arm.
+"""Results and effects of one step, as named tensors: taken outside the clock, the same way in every arm.
 
 out/<name>             what the step returned
 input/<name>           what the step left there, of those that it changed

@@ -199,7 +199,7 @@ def _far(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
 
 
 def _by_name(theirs: Family, ours: Mapping[str, Tensor]) -> Observation:
-    """What is ours, by time and parameter, under the names of theirs; what ours lacks is taken from theirs."""
+    """Our state, by time and parameter, under the names of theirs; state that ours lacks is taken from theirs."""
     found = dict[str, list[Tensor]]()
     for place, slot in theirs.items():
         found.setdefault(slot.name, []).append(ours.get(place, slot.tensor))

@@ -120,7 +120,7 @@ class OtherChanges:
                 self.begun[name] = self._begun(name, parameter) - entered[name] + parameter  # exact, if that is 0
 
     def _gradients(self) -> list[tuple[int, int]]:
-        """What tells a gradient from another one, or from itself before it was written to."""
+        """Keys that distinguish a gradient from another one, or from itself before it was written to."""
         gradients = (parameter.grad for parameter in self.program.model.parameters())
         return [(id(gradient), -1 if gradient is None else gradient._version) for gradient in gradients]
 

@@ -13,7 +13,7 @@ from optexp.support.reading import read
 
 SMALL = 2**20  # bytes; the allocator takes requests up to this size from other segments than larger ones
 HOLD = 10_000_000  # cycles, some 5 ms: longer than most steps take to be asked for
-_chance = Random()  # nobody knows which
+_chance = Random()  # not seeded: no program can predict it
 _sleep: Callable[[int], None] = getattr(torch._C, "_cuda_sleep", lambda cycles: None)  # below torch.cuda._sleep
 
 
@@ -46,7 +46,7 @@ def stain(device: torch.device, sizes: Sequence[int]) -> None:
 
 
 def _requests(block: int, small: bool) -> list[int]:
-    """What can be asked of a free block: all of it, of a segment for small requests by as many as it takes."""
+    """Sizes of requests that take a free block: all of it, or, of a segment for small requests, as many as fill it."""
     if not small:
         return [block] if block > SMALL else []
     whole, rest = divmod(block, SMALL)
@@ -56,7 +56,7 @@ def _requests(block: int, small: bool) -> list[int]:
 def hold(device: torch.device) -> None:
     """Every other time, let the device begin what its current stream is asked for next only some milliseconds later.
 
-    What a step leaves to another stream, and nobody waits for, is then not done by the time its results are read,
+    Work on another stream that no one waits for is then not done by the time the step's results are read,
     though the host may be slow, and they are what `poison` left. Not every time: a stream that does not wait for the
     step's own either would be done by then.
     """

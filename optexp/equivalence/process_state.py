@@ -58,7 +58,7 @@ class History(NamedTuple):
 
 
 def settings() -> Settings:
-    """What torch would do by default now, by the name under which a user would ask for it."""
+    """torch's present defaults, by the name under which a user would set them."""
     backends: Any = torch.backends
     readers: dict[str, Callable[[], Any]] = {
         "torch.get_default_dtype": torch.get_default_dtype,
@@ -95,7 +95,7 @@ _ATTENTION = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enable
 
 
 def undeclared(candidate: History, baseline: History, declared: Iterable[str]) -> Mapping[str, str]:
-    """What the candidate's arm has changed since it began, that the baseline's did not change likewise when it was set
+    """Settings that the candidate's arm has changed since its start, that the baseline's did not change when it was set
     up, and that no strategy says it changes: old and new, in words."""
     theirs = {name for name, value in baseline.ready.items() if value != baseline.before[name]}
     return {
@@ -106,7 +106,7 @@ def undeclared(candidate: History, baseline: History, declared: Iterable[str]) -
 
 
 def tampered(program: Program, before: Sequence[Any]) -> list[str]:
-    """What results are read by, where it is somebody's own code: work could wait there until nobody times it."""
+    """Functions that read results, where they are a program's own: work could wait there until after the clock."""
     found = {
         f"{owner.__name__}.{name}"
         for (owner, name), original in zip(_READERS, before, strict=True)

@@ -89,7 +89,7 @@ def _measured(group: Sequence[Quantity]) -> Iterator[Quantity]:
 
 
 def parts(quantity: Quantity) -> Iterator[Quantity]:
-    """What is small within a result, and would be lost beside what is large: s is that of the whole."""
+    """The small part of a result, which would be lost beside the large part: s is the size of the whole."""
     name, value, reference = quantity.name, quantity.value, quantity.reference
     if not name.startswith(("out/", "input/")) or not reference.is_floating_point() or is_part(quantity):
         return

@@ -21,7 +21,7 @@ from optexp.program import lazy
 from optexp.records.verification import Finding, broken
 from optexp.support.tolerances import SMALL
 
-LAZY = "the step returns an iterator, whose values nobody computes before they are asked for: return a list"
+LAZY = "the step returns an iterator, whose values are computed only on demand: return a list"
 FEW = 1024.0  # u: the share of a lone module's integers that may be near ties
 
 

@@ -260,7 +260,7 @@ def _differ(apart: Mapping[str, float], least: Mapping[str, float]) -> bool:
 
 
 def _rounding(found: Mapping[str, Tensor], unit: float) -> dict[str, float]:
-    """What it becomes on the way, at most (see `compare`)."""
+    """Its largest size on the way (see `compare`)."""
     sizes = {name: rms(tensor) for name, tensor in found.items() if tensor.is_floating_point()}
     most = max((size for name, size in sizes.items() if name.startswith("grad/")), default=0.0)
     return {name: max(sqrt(unit) / 4 * size, unit * most * name.startswith("grad/")) for name, size in sizes.items()}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Running sums side by side, by run, where rows are added up on a CPU. One alone is the least exact, and what compiled
 # loops have: most runs have it, since the error of a few sums differs from run to run and from batch to batch.
 LANES = (1, 1, 1, 16)
-LANES_OF_ALL = (16, 8, 16, 32)  # where everything is one sum, which nobody adds up in one lane
+LANES_OF_ALL = (16, 8, 16, 32)  # where everything is one sum, which no library adds up in one lane
 CHUNKS = 32  # of a sum, one after the other; on a GPU each takes a launch
 WHOLE = 2**26  # elements: larger tensors are copied by chunks only
 
@@ -66,7 +66,7 @@ def _axes(x: Tensor, dim: Any) -> list[int]:
 
 
 def added(mode: Reassociated, x: Tensor, axes: Sequence[int], keepdim: bool = False) -> Tensor:
-    """The sum over some dimensions; of narrow numbers in float32, as everybody adds them up."""
+    """The sum over some dimensions; of narrow numbers in float32, as all libraries add them up."""
     if not axes or not x.dim():
         return x.float() if x.dtype in NARROW else x.clone()
     wide = torch.float32 if x.dtype in NARROW else x.dtype

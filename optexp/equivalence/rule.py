@@ -70,7 +70,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class Rule:
-    """What an optimizer computes with.
+    """Constants that an optimizer computes with.
 
     kind:    its class
     keys:    of its defaults
@@ -138,7 +138,7 @@ def _of(value: Any) -> list[Number]:
 @contextmanager
 def calls(program: Program) -> Iterator[list[dict[str, Any]]]:
     """Inside, hyperparameters by group that the optimizer of a user's own step was last called with: the step may set
-    those of the next one afterwards. Empty where nobody calls it, as where a graph is replayed, and where its code is
+    those of the next one afterwards. Empty where it is not called, as where a graph is replayed, and where its code is
     compiled, which a hook would have compiled again.
 
     Without numbers that the call computes from tensors, as Prodigy's `d`: they are compared as the step's state, whose

@@ -1,6 +1,6 @@
-"""What a timed step left behind, in two numbers for each tensor: it is held against repetitions of the same steps.
+"""Digest of every tensor after a timed step, in two numbers each: it is held against repetitions of the same steps.
 
-Outputs alone may be right where gradients and parameters are nobody's work; and where steps draw random numbers, or do
+Outputs alone may be right where gradients and parameters were not computed; and where steps draw random numbers, or do
 not repeat bit for bit, no other arm can tell what they should have been. The same arm can.
 """
 

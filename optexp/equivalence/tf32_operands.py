@@ -34,7 +34,7 @@ def nearest(tensor: Tensor) -> Tensor:
 
 
 def cut(tensor: Tensor) -> Tensor:
-    """The first 10 bits, which tensor cores read of a float32 that nobody rounds, as in Triton: smaller by 3e-4 in the
+    """The first 10 bits, which tensor cores read of a float32 without rounding, as in Triton: smaller by 3e-4 in the
     mean, in all elements alike."""
     return (tensor.view(torch.int32) & -(2**13)).view(torch.float32)
 

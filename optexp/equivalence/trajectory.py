@@ -1,6 +1,6 @@
 """Many training steps under a changing learning rate: what a single step is too short to show.
 
-Rounding makes two honest runs drift apart, and nobody can say beforehand how fast. So the baseline is run from states
+Rounding makes two honest runs drift apart, at a rate that is not known beforehand. So the baseline is run from states
 that differ by one rounding, and a candidate may stray three times as far as those do. It is no proof of convergence.
 """
 
@@ -29,7 +29,7 @@ FLOOR = 16.0  # roundings of the loss itself
 class Rates:
     """The learning rates of a program's optimizer, each a multiple of what it is when this is made.
 
-    kept: steps set the rates themselves, and nobody else does
+    kept: steps alone set the rates
     """
 
     kept = False
@@ -51,7 +51,7 @@ class Rates:
 
 def sets_rates(program: Program, used: Callable[[float], Sequence[float]]) -> bool:
     """Whether a user's step sets its learning rates itself: by a schedule, by hand whatever they were, or in updates of
-    its own, which nobody hands an optimizer with rates.
+    its own, without an optimizer that has rates.
 
     used: rates that a step uses, and those that it leaves, where they were set to a multiple of the program's own
     """
@@ -65,7 +65,7 @@ def sets_rates(program: Program, used: Callable[[float], Sequence[float]]) -> bo
 
 
 def losses(program: Program, batches: Sequence[Batch], rates: Rates, unit: float = 0.0, seed: int = 0) -> list[float]:
-    """What each of `STEPS` steps returns first, from the program's present state, moved by one rounding of `unit`.
+    """The first output of each of `STEPS` steps, from the program's present state, moved by one rounding of `unit`.
 
     Of a step that returns nothing, the size of the parameters after it.
     """

@@ -41,7 +41,7 @@ NAMES = (
 
 @dataclass
 class Source:
-    """What a workload is made of, as source. All of it may use what `lines` define, and what `usercode` has.
+    """The parts of a workload, as source. All of it may use what `lines` define, and what `usercode` has.
 
     model:      an expression: a new model on the CPU
     batch:      an expression: one batch, its tensors in a tuple, made with `generator`

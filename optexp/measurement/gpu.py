@@ -12,7 +12,7 @@ import torch
 from optexp.measurement.clock import now
 
 UNREAD = (
-    "the GPU's own instruments cannot be read (NVML does not answer, or this is a MIG slice): nobody looked at clocks,"
+    "the GPU's own instruments cannot be read (NVML does not answer, or this is a MIG slice): no readings of clocks,"
     " throttling, power, energy, free memory and other programs on it"
 )
 POWER_CAP, THERMAL = "power cap", "thermal slow-down"

@@ -145,7 +145,7 @@ def keep_off(cores: Sequence[int]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Standing:
-    """What the kernel is told about a thread: its cores, its policy and its priority."""
+    """A thread's settings in the kernel: its cores, its policy and its priority."""
 
     cores: frozenset[int]
     policy: int

@@ -162,7 +162,7 @@ def foreign(samples: Sequence[Sample]) -> Watch:
     seen = dict.fromkeys(text for sample in samples for text in sample.foreign)
     if not seen:
         if not any(pair.readings for sample in samples for pair in sample.pairs):
-            return _blind(FOREIGN, "nobody looked: no GPU, or none that tells", MACHINE)
+            return _blind(FOREIGN, "not checked: no GPU, or none that can be read", MACHINE)
         return Watch(FOREIGN, True, "none seen on the GPU", about=MACHINE)
     return Watch(FOREIGN, False, f"on the GPU while measuring: {', '.join(seen)}", REFUSES, MACHINE)
 
@@ -228,7 +228,7 @@ def cores(samples: Sequence[Sample]) -> Watch:
         if (queued := [t.queued for s in samples for p in s.kept if (t := getattr(p, arm)).queued is not None])
     }
     if not shares:
-        return _blind("cores", "nobody tells whether they were free", MACHINE)
+        return _blind("cores", "it is not known whether they were free", MACHINE)
     arm, most = max(shares.items(), key=lambda item: item[1])
     text, ok = f"the {arm} had to wait for a core for {most:.0%} of its time", most < CROWDED
     return Watch("cores", ok, text if ok else f"{text}: other programs run here", about=MACHINE)

@@ -70,7 +70,7 @@ def _filled(values: Row) -> Row:
 
 
 def _verification(held: Row | None) -> Row | None:
-    """What passed and what came nearest to its limit."""
+    """The outcome of verification, and the tensor nearest to its limit."""
     if held is None:
         return None
     worst = {key: held["worst"][key] for key in ("tensor", "gate", "ok", "used")} if held["worst"] else None

@@ -1,4 +1,4 @@
-"""What bounds a kernel: memory, arithmetic, or neither, by this device's measured ceilings.
+"""The bound of a kernel: memory, arithmetic, or neither, by this device's measured ceilings.
 
 Where a trace does not show the work of an operator (see `optexp.profiling.work`), its kernels stay unclassified.
 """

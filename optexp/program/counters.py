@@ -1,4 +1,4 @@
-"""What an optimizer keeps beside its parameters' state: numbers and tensors in its groups (`group["k"] += 1`), in its
+"""State of an optimizer beside its parameters' state: numbers and tensors in its groups (`group["k"] += 1`), in its
 attributes, and in its state under names of its own; in lists and dicts there, too.
 
 Learning rates are no part of it: who changes them is followed elsewhere.
@@ -210,7 +210,7 @@ def _values(optimizer: Optimizer) -> dict[str, Value]:
 
 
 def _version(value: Value) -> object:
-    """What tells that a value has changed: of a tensor, which one it is and how often it was written to."""
+    """A key that differs once a value has changed: of a tensor, its identity and the number of writes to it."""
     return (id(value), value._version) if isinstance(value, Tensor) else value
 
 

@@ -183,7 +183,7 @@ class LoaderFeed(Feed):
             yield position, map_batch(self._to_device, as_batch(fetch(indices)))
 
     def _indices(self) -> Iterator[Any]:
-        """What the sampler gives for each batch, in one epoch after the other, as this feed does; ends with an epoch of
+        """The sampler's indices for each batch, in one epoch after the other, as this feed does; ends with an epoch of
         none."""
         loader, empty = self.loader, False
         if loader.generator is not None:  # a loader draws its seed from it before its sampler starts

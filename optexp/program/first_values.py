@@ -55,7 +55,7 @@ def noted(optimizer: Optimizer, tried: bool = False) -> Iterator[None]:
 
 
 def first(optimizer: Optimizer, parameter: Tensor, name: str) -> Value | None:
-    """What the parameter's state of this name began with; None where nobody saw it."""
+    """The first value of the parameter's state of this name; None where it was not seen."""
     known = _KNOWN.get(id(optimizer))
     return known[1].get((id(parameter), name)) if known is not None and known[0]() is optimizer else None
 

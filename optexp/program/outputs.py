@@ -19,7 +19,7 @@ from optexp.support.nested import rows
 
 UNREADABLE = "(unread "
 SEQUENCES, SETS = (list, tuple, deque), (set, frozenset)
-LAZY = f"{UNREADABLE}iterator "  # whose entries exist once somebody asks for them
+LAZY = f"{UNREADABLE}iterator "  # whose entries exist once they are asked for
 
 
 def flatten(value: Any, name: str = "output") -> Outputs:

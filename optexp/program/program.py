@@ -333,7 +333,7 @@ class Program:
                     module._buffers[name] = alias(value.clone())
 
     def counted(self) -> dict[str, counters.Value]:
-        """What the optimizer keeps beside its parameters' state, by name in `state`.
+        """State of the optimizer beside its parameters' state, by name in `state`.
 
         `step_state` of a user's own step has the numbers of its groups.
         """

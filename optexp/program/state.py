@@ -107,7 +107,7 @@ def _at_first(program: Program, name: str, tensor: Tensor) -> Tensor:
 
 
 def first_value(key: str, tensor: Tensor, rate: float) -> Tensor:
-    """The initial value of optimizer state that nobody noted: 0, except for factors and step sizes of NAdam, ASGD and
+    """The first value of optimizer state that was not recorded: 0, except for factors and step sizes of NAdam, ASGD and
     Rprop.
 
     Args:

@@ -1,4 +1,4 @@
-"""What a record table says of one attribute, as plain data that another process compares and builds again.
+"""One attribute of a record table, as plain data that another process compares and builds again.
 
 A description is a number, a text, or a tuple whose first entry says what the others make.
 """
@@ -84,7 +84,7 @@ class Describing:
 
 @dataclass
 class Building:
-    """What a description is of, made of objects that are there already where they are of the same kind.
+    """The object of a description, made of objects that exist already where they are of the same kind.
 
     parts: of the model, by name
     """
@@ -146,7 +146,7 @@ class Building:
         self.made[place] = made
         now = attributes_of(made)
         for name, entry in rest[2:]:
-            if (value := self(entry, now.get(name, MISSING))) is not MISSING:  # of a kind that nobody can tell of
+            if (value := self(entry, now.get(name, MISSING))) is not MISSING:  # of a kind that cannot be described
                 object.__setattr__(made, name, value)
         return made
 

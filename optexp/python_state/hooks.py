@@ -64,7 +64,7 @@ class Hooks:
         return {key: held for key, held in new.items() if held}
 
     def told(self, first: Hooks) -> Told:
-        """What is no longer as it was at first."""
+        """Hooks that differ from the first ones."""
         later, found = self.later(first), {}
         for key, old in first.places.items():
             now = self.places[key].held if key in self.places else {}
@@ -74,7 +74,7 @@ class Hooks:
         return found
 
     def of(self, handle: RemovableHandle) -> tuple[str, int]:
-        """What a handle removes: its place, and which of the users' hooks there; -1 where it is removed already."""
+        """The hook that a handle removes: its place, and its index among the user's hooks there; -1 once removed."""
         held = handle.hooks_dict_ref()
         for key, place in self.places.items():
             if held is not None and getattr(place.owner, place.kind, None) is held:

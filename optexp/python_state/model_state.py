@@ -1,4 +1,4 @@
-"""What a model keeps in Python: attributes of its modules, of objects they hold, and variables that its code names.
+"""Python state of a model: attributes of its modules, of objects they hold, and variables that its code names.
 
 A position, a list, a cache that is no buffer, a flag that the first call sets: a step may change them as it does
 buffers, so that they are put back before each check and compared after it. A captured graph repeats none of it.
@@ -35,10 +35,10 @@ _paths: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Change:
-    """What one step made of one attribute or variable.
+    """The change of one attribute or variable in one step.
 
     begun:  it was no longer as it was at first when the step began
-    state:  whoever leaves it as it was, leaves a later step something else: not so of what is made anew from each
+    state:  a step that leaves it unchanged leaves a later step another start: not so of a value made anew from each
             batch, as a map of attention kept for its readers, or made once, as a mask
     """
 
@@ -82,7 +82,7 @@ class ModelState:
         self.begin()
 
     def begin(self) -> None:
-        """What is kept now is what every check starts from."""
+        """Take the present state as the start of every check."""
         self.first = Table()
         self.first = self.read()
 
@@ -97,7 +97,7 @@ class ModelState:
         kept.restore()
 
     def changes(self, then: Table, now: Table) -> dict[str, Change]:
-        """What is no longer as it was then."""
+        """Values that differ from `then`."""
         names, found = self._names(), {}
         at_first, before, after = self.first.named(), then.named(), now.named()
         for name, in_place in then.changes(now).items():
@@ -113,18 +113,18 @@ class ModelState:
         return found
 
     def news(self, now: Table) -> dict[str, bytes]:
-        """What is no longer as it was at first, to be put back in another process."""
+        """Values that differ from the first ones, to be put back in another process."""
         found = {name: pickle.dumps(change.after) for name, change in self.changes(self.first, now).items()}
         told = now.hooks.told(self.first.hooks)
         return {**found, HOOKS: pickle.dumps(told)} if told else found
 
     def moves(self, then: Table) -> dict[str, bytes]:
-        """What is no longer as it was then, to be compared in another process."""
+        """Values that differ from `then`, to be compared in another process."""
         found = self.changes(then, self.read())
         return {name: pickle.dumps(change) for name, change in found.items() if name not in {*self.unsteady, *RANDOM}}
 
     def adopt(self, news: Mapping[str, bytes]) -> None:
-        """What another process kept, where it is no longer as it was at first."""
+        """Take the values of another process that differ from the first ones."""
         for place, later in self._hooks().later(self.first.hooks).items():
             self.hooks.setdefault(place, [])[: len(later)] = later.items()
         self.first.restore()
@@ -151,7 +151,7 @@ class ModelState:
                 _assign(owner, last, made)
 
     def strange(self) -> list[str]:
-        """What the model's own classes keep that can neither be read nor put back, and of which type it is."""
+        """State of the model's own classes that can neither be read nor put back, with its type."""
         return [f"{name} ({kind})" for name, kind in sorted(self.read().strange.items())]
 
     @property

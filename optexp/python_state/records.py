@@ -1,4 +1,4 @@
-"""What Python objects hold at one time, put back into the very same objects, and described for another process.
+"""Contents of Python objects at one time, put back into the very same objects, and described for another process.
 
 A table has one record for each object that can change: a shallow copy of its contents. Objects that share another one
 still do when it is put back, and circles are no matter.
@@ -75,7 +75,7 @@ class Table:
         self.hooks.restore()
 
     def named(self) -> dict[str, Any]:
-        """What every attribute and variable holds, by name."""
+        """Contents of every attribute and variable, by name."""
         found: dict[str, Any] = {}
         for record in self.records.values():
             if isinstance(record.owner, (nn.Module, Class)):
@@ -151,7 +151,7 @@ def table(modules: Mapping[str, nn.Module], places: Iterable[Place], before: Tab
 
 
 def _held(value: Any, before: Table | None = None) -> Any:
-    """A shallow copy of what it holds; None where that is nobody's business."""
+    """A shallow copy of its contents; None where they are not recorded."""
     if isinstance(value, nn.Module):
         if isinstance(value, torch.jit.ScriptModule):
             return {}
@@ -301,7 +301,7 @@ def _refill(owner: dict[Any, Any], held: Mapping[Any, Any], spared: Iterable[str
 
 
 def inside(root: str, name: str) -> str:
-    """What an attribute is called, of a module with a path."""
+    """The name of an attribute, of a module with a path."""
     return f"{root}.{name}" if root else name
 
 

@@ -1,6 +1,6 @@
 """How one thing that a user's step remembers is read, and put back into the very same objects.
 
-Somebody else may hold them too: an optimizer its parameters, an agent its buffer, a captured graph its memory.
+Other objects may hold them too: an optimizer its parameters, an agent its buffer, a captured graph its memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Slot:
 
 
 def slots(place: Place, own: frozenset[int], depth: int = 0) -> Iterator[Slot]:
-    """What belongs to model, optimizer or data is restored elsewhere (`own`: their identities)."""
+    """Values of model, optimizer or data are restored elsewhere (`own`: their identities)."""
     name, value = place.name, place.get()
     if id(value) in own or isinstance(value, DATA) or depth > DEPTH:
         return

@@ -35,7 +35,7 @@ FUNCTIONS = (FunctionType, MethodType, partial)
 
 
 class Missing(Enum):
-    """What stands where nothing does, yet."""
+    """Stands for a value that is not there yet."""
 
     MISSING = "missing"
 
@@ -83,12 +83,12 @@ def attributes(prefix: str, owner: Any) -> Iterator[Place]:
 
 
 def fixed(name: str, value: Any) -> Place:
-    """What cannot be assigned, only changed."""
+    """A place that cannot be assigned, whose value can only be changed."""
     return Place(name, lambda: value)
 
 
 def users(kind: type) -> bool:
-    """Whether somebody wrote a class who is neither Python nor an installed package."""
+    """Whether a class is a user's: neither Python's nor an installed package's."""
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
     return not file.startswith(INSTALLED) if file else kind.__module__ not in sys.builtin_module_names
@@ -102,7 +102,7 @@ def is_users_file(file: str) -> bool:
 
 
 def records_graphs(kind: type) -> bool:
-    """Whether a user's class names torch's CUDAGraph: its objects hold memory of graphs, which nobody may put back."""
+    """Whether a user's class names torch's CUDAGraph: its objects hold memory of graphs, which may not be put back."""
     methods = (value for value in vars(kind).values() if isinstance(value, FunctionType))
     return users(kind) and any("CUDAGraph" in _named(method.__code__) for method in methods)
 
@@ -146,7 +146,7 @@ def _is_users_module(value: Any) -> bool:
 
 
 def contents(cell: CellType) -> Any:
-    """What a function around holds; `MISSING` where no line has assigned it yet."""
+    """The value of an enclosing function's variable; `MISSING` where no line has assigned it yet."""
     try:
         return cell.cell_contents
     except ValueError:

@@ -124,7 +124,7 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class CompilerEvidence:
-    """What was compiled in one arm.  log: folder that `tlparse` reads, relative to the result's folder"""
+    """Compilations in one arm.  log: folder that `tlparse` reads, relative to the result's folder"""
 
     graphs: list[CompiledGraph] = field(default_factory=list)
     breaks: list[GraphBreak] = field(default_factory=list)

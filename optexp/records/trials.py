@@ -142,7 +142,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Search:
-    """What a search ended in.
+    """The outcome of a search.
 
     objective:   time, memory or energy
     constraints: in words

@@ -25,7 +25,7 @@ class Element:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the gates said about one tensor of one step.
+    """The gates' outcome for one tensor of one step.
 
     gate:          the gate that failed; where all passed, the one nearest to its limit
     failed:        every gate that failed
@@ -238,7 +238,7 @@ class Verification:
 
     @property
     def weakness(self) -> str | None:
-        """What passes, though with clearly more error than the yardstick's; shown beside any speedup."""
+        """The tensor that passes with clearly more error than the yardstick's; shown beside any speedup."""
         if self.weakest is None or self.weakest.error_ratio is None:
             return None
         return f"{self.weakest.tensor} has {self.weakest.error_ratio:.2f}× its error"

@@ -1,1 +1,1 @@
-"""What is told of a result: files, terminal, report and MLflow."""
+"""Presentation of a result: files, terminal, report and MLflow."""

@@ -8,7 +8,7 @@ from optexp.records.compiler import CompilerEvidence, GraphBreak, Recompile
 
 
 def problems(found: CompilerEvidence) -> Iterator[tuple[str, str]]:
-    """What keeps a program from being one graph that is compiled once: the place, and a sentence that names it."""
+    """Obstacles to one graph that is compiled once: the place, and a sentence that names it."""
     for ended in found.breaks:
         yield ended.place, f"torch.compile: {broken(ended)}"
     for again in found.recompiles:

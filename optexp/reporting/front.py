@@ -165,7 +165,7 @@ def proposed(result: Result) -> bool:
 
 
 def undecided(result: Result) -> str:
-    """What to do after INCONCLUSIVE, by why it is."""
+    """Advice after INCONCLUSIVE, by its cause."""
     found = result.speedup
     if any(watch.name == "cores" and not watch.ok for watch in summary.watches(result)):
         return "Build nothing on this: other programs used the cores. Run again on an idle machine."

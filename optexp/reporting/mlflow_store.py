@@ -105,7 +105,7 @@ def require_answer(uri: str) -> None:
     MLflow itself asks for many seconds.
 
     Raises:
-        TrackingError: nobody listens.
+        TrackingError: no server listens.
     """
     parts = urlsplit(uri)
     if parts.scheme not in PORTS or not parts.hostname:

@@ -79,7 +79,7 @@ def templates() -> Environment:
 
 
 def command(result: Result, folder: Path) -> str:
-    """What to type for the same comparison: the job's own overrides, where Hydra wrote them down."""
+    """The command of the same comparison: the job's own overrides, where Hydra wrote them down."""
     overrides = folder / filenames.HYDRA_OVERRIDES
     if not overrides.is_file():
         return str(result.environment.get("command") or "")

@@ -83,7 +83,7 @@ class Shown:
 
 
 def shown(result: Result) -> Shown | None:
-    """What a report shows of physics; None where nothing is known."""
+    """The roofline of a report; None where no arm has one."""
     arms = {name: found.roofline for name, found in result.profile.arms().items() if found.roofline}
     if not arms:
         return None

@@ -36,7 +36,7 @@ S = TypeVar("S", bound="Callable[[Page], object | None]")
 
 @dataclass(frozen=True)
 class Page:
-    """What a report is of.
+    """The subject of a report.
 
     command: that repeats the comparison; empty if unknown
     """
@@ -97,7 +97,7 @@ def search(page: Page) -> SearchSection | None:
 
 @section
 def ablation(page: Page) -> AblationSection | None:
-    """What each member of a stack gives."""
+    """The share of each member of a stack."""
     return trial_sections.ablation(page.result)
 
 

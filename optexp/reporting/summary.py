@@ -1,4 +1,4 @@
-"""What a result says, as lines and rows of text: the terminal, the report and the MLflow note show the same words."""
+"""A result as lines and rows of text: the terminal, the report and the MLflow note show the same words."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def _change(change: float | None, up: str, down: str) -> str:
 
 
 def verified(result: Result) -> str:
-    """What was checked about the numbers, and how it ended."""
+    """The checks of the numbers, and their outcome."""
     if result.equivalence is None:
         return ""
     headline, contract = result.equivalence.headline, result.equivalence.contract
@@ -264,7 +264,7 @@ def placement(result: Result) -> str:
 
 
 def cost(result: Result) -> str:
-    """What set-up takes and when it has paid for itself; empty where no speedup may be shown."""
+    """Time of set-up, and the steps that pay for it; empty where no speedup may be shown."""
     facts = result.measurement.cost if result.measurement else Cost()
     if result.speedup is None or facts.setup_s is None:
         return ""
@@ -297,7 +297,7 @@ def _saved(hours: float) -> str:
 
 
 def memory(result: Result) -> str:
-    """What else is known of it, beside the peak: "reserved by torch 2.1 GiB → 1.9 GiB"."""
+    """Figures of memory beside the peak: "reserved by torch 2.1 GiB → 1.9 GiB"."""
     every = [_row(name, *_noticed(result, key), mebibytes, "", "") for name, key in MEMORY.items()]
     return ", ".join(f"{r.name} {' → '.join(filter(None, (r.baseline, r.candidate)))}" for r in every if r)
 
@@ -330,7 +330,7 @@ def remarks(result: Result) -> list[str]:
 
 
 def unchecked(result: Result) -> list[str]:
-    """What a verdict of equality leaves out: inputs that nothing depends on or that never varied, and results that
+    """Limits of a verdict of equality: inputs that nothing depends on or that never varied, and results that
     cannot be read."""
     found = result.equivalence or Verification("")
     dead, constant, unread = map(", ".join, (found.dead, found.constant, found.unread))

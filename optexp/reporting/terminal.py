@@ -1,4 +1,4 @@
-"""What a person sees: progress while it works, then a verdict that is read in five seconds."""
+"""The terminal: progress while a comparison works, then a verdict that is read in five seconds."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def headline(result: Result) -> Text:
 
 
 def body(result: Result) -> list[RenderableType]:
-    """What stands below the headline, by the kind of verdict."""
+    """Lines below the headline, by the kind of verdict."""
     if result.verdict is Verdict.PROFILED:
         return list(_profile(result))
     if result.verdict is Verdict.ERROR:
@@ -232,7 +232,7 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
 
 
 def _remarks(result: Result) -> Iterator[tuple[str, str]]:
-    """What the headline has not said."""
+    """Remarks that the headline does not make."""
     for remark in summary.remarks(result):
         if (remark.partition(": ")[2] or remark) not in result.headline:
             yield "note", remark
@@ -299,7 +299,7 @@ SENTENCES = ("why", "verdict", "longest kernel", "where a step goes")  # columns
 
 
 def study_table(question: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
-    """What was asked, and the table that answers it."""
+    """The question, and the table that answers it."""
     table = frameless(*headings)
     for row in rows:
         table.add_row(*map(Text, row))

@@ -68,7 +68,7 @@ class Run:
         self.log_files(folder)
 
     def correct(self, first: Result, result: Result, folder: Path) -> None:
-        """What came of `first` in the end; a figure that is no longer shown becomes NaN: none can be deleted."""
+        """Log the final result of `first`; a figure that is no longer shown becomes NaN, as none can be deleted."""
         self.overwrite(logged.metrics(first), result, folder)
 
     def overwrite(self, shown: Mapping[str, float], result: Result, folder: Path) -> None:
@@ -82,7 +82,7 @@ class Run:
         self.log_files(folder)
 
     def rename(self, name: str) -> None:
-        """What lists and comparisons call it."""
+        """Set the run's name in lists and comparisons."""
         with self._writing():
             self.client.update_run(self.run_id, name=name)
 
@@ -200,7 +200,7 @@ def reading(config: Node) -> Iterator[MlflowClient]:
 
 
 def resume(config: Node, run_id: str) -> Run:
-    """Open a run again that has ended, or that nobody ended."""
+    """Open a run again, whether it has ended or not."""
     run = reopen(config, run_id)
     with failures_named(run.uri), locked(run.uri):
         run.client.update_run(run_id, status="RUNNING")

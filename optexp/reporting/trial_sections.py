@@ -61,7 +61,7 @@ class AblationSection:
 
 
 def ablation(result: Result) -> AblationSection | None:
-    """What each member of a stack gives."""
+    """The share of each member of a stack."""
     found = result.ablation
     if found is None:
         return None

@@ -20,7 +20,7 @@ SHOWN = 3  # first looks
 
 
 def tables(result: Result) -> Iterator[RenderableType]:
-    """What stands below the comparison itself; nothing for a job of one comparison."""
+    """Tables below the comparison itself; none for a job of one comparison."""
     if result.ablation is not None:
         yield members(result.ablation)
         yield labelled(interactions(result.ablation))

@@ -44,7 +44,7 @@ class Bar:
 
     @property
     def solid(self) -> float:
-        """What both rows have."""
+        """The part that both rows have."""
         return min(self.share, self.before)
 
     @property
@@ -78,7 +78,7 @@ def waterfall(result: Result) -> list[Bar]:
 
 
 def quantity(result: Result) -> str:
-    """What the bars show."""
+    """The quantity that the bars show."""
     objective = result.search.objective if result.search else "time"
     return {"memory": "peak memory", "energy": "energy of a step"}.get(objective, "time of a step")
 

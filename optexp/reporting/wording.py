@@ -31,13 +31,13 @@ FAR_OFF = 32  # units of rounding, beyond which a row was moved by more than low
 
 
 def yardstick(contract: str) -> str:
-    """What a candidate's results are held against: the baseline's own, or those of plain lower precision."""
+    """The yardstick of a candidate's results: the baseline's own, or those of plain lower precision."""
     dtype = contract.removeprefix(PROMISED).rstrip(")") if contract.startswith(PROMISED) else ""
     return PLAIN.get(dtype, f"plain {dtype} autocast") if dtype else "baseline"
 
 
 def rechecked(found: Recheck | None) -> str:
-    """What was checked of the process that was measured last; empty where nothing was."""
+    """The check of the process that was measured last; empty where there was none."""
     if found is None:
         return ""
     parts = [f"process {found.process}: fresh inputs {'pass' if found.fresh_inputs else 'fail'}"]
@@ -109,7 +109,7 @@ def forms(headline: str) -> tuple[str, str, str]:
 
 
 def headline(result: Result, precision: str, against: str, weakness: str | None) -> str:
-    """What was measured, the guaranteed end of the interval first.
+    """The measured speedup, the guaranteed end of the interval first.
 
     precision:  the dtype by whose limits the results were judged
     """

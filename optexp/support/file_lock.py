@@ -26,7 +26,7 @@ def acquire(path: Path, shared: bool = False) -> int | None:
 
 
 def _open(path: Path) -> int:
-    """The lock file of all users: in a sticky folder Linux lets nobody create a file that another user owns."""
+    """The lock file of all users: in a sticky folder Linux lets no user open another user's file for creation."""
     with suppress(FileExistsError):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         os.fchmod(descriptor, 0o666)  # whatever the umask

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
 
-# `kill` of an id that is in use again resumes what nobody paused, which changes nothing.
+# `kill` of an id that is in use again resumes a process that was not paused, which changes nothing.
 AT_END = 'while read -r pid; do pids="$pids $pid"; done; for pid in $pids; do kill -CONT "$pid"; done'
 
 
@@ -28,7 +28,7 @@ class ResumingAtEnd:
         self._told.update(new)
         assert self._process.stdin is not None
         if new:
-            with suppress(OSError, ValueError):  # somebody has killed it, or it is closed
+            with suppress(OSError, ValueError):  # it was killed, or it is closed
                 self._process.stdin.write("".join(f"{pid}\n" for pid in new).encode())
 
     def close(self) -> None:

@@ -194,7 +194,7 @@ def pack(folder: Path) -> bytes:
 
 
 def unpack(packed: bytes, folder: Path) -> None:
-    """What `pack` made, in another folder."""
+    """Unpack the result of `pack` into another folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
         archive.extractall(folder, filter="data")

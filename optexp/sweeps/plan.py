@@ -1,4 +1,4 @@
-"""What a sweep will cost, from the records of earlier jobs; nothing is run for it."""
+"""Costs of a sweep, from the records of earlier jobs; no job runs for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from optexp.sweeps.start import without_hydra
 
 PLACES = ("multirun", "outputs")  # where the configuration puts records, below the working folder
 NEWEST = 1000  # records that are read, at most
-FEW = 100  # the same where nobody asked for a plan
+FEW = 100  # the same where no plan was asked for
 # Settings that decide a job's time besides its workload.
 KIND = ("mode", "verify", "measurement", "isolation")
 

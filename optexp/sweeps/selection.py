@@ -1,4 +1,4 @@
-"""What a search finds must hold twice: of many comparisons some differ by chance, and the best of them was lucky."""
+"""A search's finding must hold twice: of many comparisons some differ by chance, and the best of them was lucky."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def confirm(results: Mapping[Path, Result], folder: Path, run: Run) -> dict[Path
 
 
 def measured_again(job: Path, first: Result, output: Path, run: Run) -> Result:
-    """What new processes find on other inputs; the first result where it cannot be measured here."""
+    """The result of new processes on other inputs; the first result where it cannot be measured here."""
     config = OmegaConf.load(job / filenames.HYDRA_CONFIG)
     assert isinstance(config, DictConfig)
     config.seed += NEW_SEED

@@ -57,7 +57,7 @@ def _where(found: Sequence[Point]) -> str:
 
 
 def remarks(study: Study, found: Sequence[Point]) -> list[str]:
-    """What a reader of the table must know: names that no job has, and ceilings that cannot be right."""
+    """Warnings for readers of the table: names that no job has, and ceilings that cannot be right."""
     settings = dict.fromkeys(key for point in found for key in point.result.config)
     sentences = [
         f"study: no job has {name!r}{suggest(name, [*FIGURES, *settings])}"

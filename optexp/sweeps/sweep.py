@@ -163,7 +163,7 @@ def _earlier_run(config: DictConfig, kept: Path) -> Run | None:
 
 
 def abort(status: str = "KILLED") -> None:
-    """Close the parent run of a sweep that was interrupted: Hydra calls nobody then."""
+    """Close the parent run of a sweep that was interrupted: Hydra makes no callback then."""
     global _folder
     folder, _folder = _folder, None
     if folder is not None and status == "KILLED":
@@ -196,7 +196,7 @@ def _ended(job: Path) -> Result | None:
 
 
 def read(folder: Path) -> dict[Path, Result]:
-    """What the jobs below `folder` wrote down; a job that left nothing crashed in a way that nothing could record."""
+    """Results of the jobs below `folder`; a job without one crashed in a way that nothing could record."""
     records = {job: job / filenames.RESULT for job in jobs(folder)}
     return {job: Result.read(path) if path.is_file() else _lost(job) for job, path in records.items()}
 

@@ -1,4 +1,4 @@
-"""What a user's code may be: models in several forms, losses, batches; and what to say where it is something else."""
+"""Forms of a user's code: models, losses and batches; and the errors for any other form."""
 
 from __future__ import annotations
 
@@ -320,7 +320,7 @@ def remade(given: Any) -> Callable[[Any], Any] | None:
 
 
 def at_home(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of a batch on the device; a copy of one that was made in inference mode, which nobody may write to."""
+    """A tensor of a batch on the device; a copy of one that was made in inference mode, which may not be written to."""
     with torch.inference_mode(False):
         return (tensor.clone() if tensor.is_inference() else tensor).to(device)
 

@@ -135,7 +135,7 @@ def _fit(ours: Tensor, theirs: Tensor) -> bool:
 def _open(
     held: Sequence[Held], there: Mapping[str, Tensor], found: Mapping[str, Held]
 ) -> tuple[list[Held], dict[str, Tensor]]:
-    """What has no partner yet, of either side."""
+    """Parameters without a partner so far, of either side."""
     met = {one.name for one in found.values()}
     return [one for one in held if one.name not in met], {n: t for n, t in there.items() if n not in found}
 
@@ -168,7 +168,7 @@ def _inside(short: Sequence[str], long: Sequence[str]) -> bool:
 
 
 def _check_all(before: Holdings, pairs: Mapping[str, Held], left: list[str], after: Program, author: str) -> None:
-    """What only infers may fold parameters into others; its results are compared, and nothing else changes."""
+    """Inference alone may fold parameters into others; its results are compared, and nothing else changes."""
     met = {one.name for one in pairs.values()}
     missing = [one.alias.name for one in before.all if one.name not in met]
     if not missing or not after.trains:

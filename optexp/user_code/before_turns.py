@@ -1,4 +1,4 @@
-"""What a marked block learned at turns that gave its batches, put back: the compared steps begin before them.
+"""State that a marked block learned at turns that gave its batches, put back: compared steps start before them.
 
 Two programs that round differently learn other values in these turns, and would begin apart.
 """

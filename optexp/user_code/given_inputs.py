@@ -145,7 +145,7 @@ class GivenInputs:
         return rule.draw(size, device).to(dtype) if rule else random_values(size, dtype, device)
 
     def _custom(self, device: torch.device) -> Mapping[str, Any]:
-        """What the reference's own function makes.
+        """The result of the reference's own function.
 
         Raises:
             ConfigError: there is no such function, or it leaves an input out.

@@ -25,7 +25,7 @@ class Optimizer:
     parameters: all of the model's
     steps:      that were taken since, by calls or by replays of graphs
     taken:      gradients that the last of them took, one of each parameter
-    looks:      whether somebody writes to them afterwards;  versions: of those, to know that
+    looks:      whether other code writes to them afterwards;  versions: of those, to know that
     copies:     the step may add to gradients after they were taken
     cleared:    zero_grad() was called before them
     zeroed:     parameters whose gradients zero_grad(set_to_none=False) leaves as zeros
@@ -123,7 +123,7 @@ class Optimizer:
 
     @property
     def written(self) -> list[Tensor]:
-        """All gradients that the optimizer has taken, where somebody has written to one since; else none."""
+        """All gradients that the optimizer has taken, where one was written to since; else none."""
         left = [gradient for gradient in self.taken if gradient is not None]
         return left if [gradient._version for gradient in left] != self.versions else []
 

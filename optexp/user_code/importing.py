@@ -1,6 +1,6 @@
 """A user's file as a module: a member of its package, or as if Python had been started in its folder.
 
-While it runs, `sys.argv` is its path alone: the arguments of the process belong to nobody's script.
+While it runs, `sys.argv` is its path alone: no script reads the arguments of the process.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def import_file(path: Path, key: str, anew: bool = False) -> ModuleType:
 
     Args:
         key: the option that names the file
-        anew: run the file again, though it was imported before: its globals are then nobody else's
+        anew: run the file again, though it was imported before: no other program has its globals
 
     Raises:
         ConfigError: there is no such file, it is no Python, or it ends in `sys.exit`

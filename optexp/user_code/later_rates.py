@@ -1,5 +1,5 @@
-"""What a schedule will make of the learning rate, in more steps than anybody runs: a milestone or a length that is
-another one shows in none of the first."""
+"""Learning rates of a schedule in more steps than any check runs:
+another milestone or another length shows in none of the first."""
 
 from __future__ import annotations
 

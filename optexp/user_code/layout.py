@@ -16,7 +16,7 @@ from optexp.user_code.script_batches import BatchForm
 
 @dataclass
 class Layout:
-    """What a batch is made of, by name, or by position ("0", "1"): inputs first, then what only the loss sees.
+    """The parts of a batch, by name, or by position ("0", "1"): inputs first, then targets that only the loss sees.
 
     form:    of a batch whose entries hold tensors in lists, dicts and objects; names are dotted then
     of_loss: entries of such a batch that only the loss sees

@@ -1,4 +1,4 @@
-"""What a user names, found: `package.module:Name`, or `file.py:Name` with the file imported as if started there."""
+"""Lookup of a user's name: `package.module:Name`, or `file.py:Name` with the file imported as if started there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calls of a user's own training step show of it, before it is a step of a program."""
+"""Trial calls of a user's own training step, before it is a step of a program."""
 
 from __future__ import annotations
 

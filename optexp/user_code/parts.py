@@ -1,4 +1,4 @@
-"""What a user's code gives, imported or unpacked."""
+"""The parts that a user's code gives, imported or unpacked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CALLED = ("model", "batch", "optimizer")  # what a train_step is called with
 
 @dataclass
 class Parts:
-    """What a user's code gives: a model, where its batches come from, and, if they like, how it learns.
+    """The parts of a user's code: a model, the source of its batches, and, optionally, its training step.
 
     model():                              a new model
     inputs(dims, device):                 what one call of the model takes: tensors, and values that stay the same

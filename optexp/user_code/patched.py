@@ -42,7 +42,7 @@ def user_file(own: UserWorkload, names: Mapping[str, str], device: str) -> UserF
 
 
 def runs(maker: Maker, name: str) -> str:
-    """What a call of the model runs, as an expression that a line can bind anew.
+    """The function that a call of the model runs, as an expression that a line can bind anew.
 
     Raises:
         NotCovered: it is neither a class's method nor a function.

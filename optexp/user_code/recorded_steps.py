@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass
 class Recorded:
-    """What one graph holds of an optimizer.
+    """The part of an optimizer that one graph holds.
 
     steps:     calls of `optimizer.step()` while the graph was recorded; each replay repeats them
     gradients: that the last of them took, one of each parameter of the model

@@ -1,4 +1,4 @@
-"""What a user's training step remembers from call to call, beside the tensors of model and optimizer.
+"""State that a user's training step keeps from call to call, beside the tensors of model and optimizer.
 
 A schedule, a loss scale, an averaged model, a hidden state, a counter: where they are not put back, the same step is
 another one the next time, and nothing can be compared.
@@ -170,12 +170,12 @@ class TrackedStepState:
         return paces, others
 
     def news(self, now: Remembered) -> Packed:
-        """What is no longer as it was at first, to be put back elsewhere."""
+        """Values that differ from the first ones, to be put back elsewhere."""
         return {name: self.pack(value) for name, value in now.items() if not self._same(value, self.first[name])}
 
     def changed(self, then: Remembered, now: Remembered) -> Packed:
-        """What is no longer as it was then, to be compared: before and after. What a call makes and later ones keep is
-        no change."""
+        """Values that differ from `then`, before and after, to be compared. An object that one call makes and later
+        ones keep is no change."""
         both = {n: (then[n], value) for n, value in now.items() if n in then and then[n] is not MISSING}
         return {name: self.pack(pair) for name, pair in both.items() if not self._same(*pair)}
 

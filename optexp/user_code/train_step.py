@@ -31,7 +31,7 @@ OTHERS = (
 
 @dataclass
 class Beginning:
-    """What a call finds in gradients; see `optexp.user_code.left_gradients`.
+    """Gradients at the start of a call; see `optexp.user_code.left_gradients`.
 
     adds:   a call reads what the one before left there; `kept` holds it, by name of the parameter
     unread: trial calls have read none of it

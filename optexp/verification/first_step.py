@@ -1,7 +1,7 @@
 """Is the first step after building like any other from the same state?
 
 What only the first call does, as to warm up on the live model, shows in no later step. Python state that it is told by
-is put back before every check; what nobody can put back shows here: in what that one step left.
+is put back before every check; state that cannot be put back shows here: in the digest of that one step.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def repeated(
     unit: float = 2.0**-24,
     zeros: Mapping[str, float] = step_digest.NO_ZEROS,
 ) -> tuple[list[Finding], int]:
-    """What timed steps left and repetitions of the same steps do not, and how many there were of these.
+    """Tensors that timed steps left and their repetitions did not, and the number of repetitions.
 
     ends: of each kept block
     """
@@ -118,7 +118,7 @@ class Repetitions:
     holding: Client[Arm] | None = None
 
     def astray(self, left: step_digest.Digest, end: End) -> dict[str, str]:
-        """What so many steps of the candidate left and their repetitions do not, by name, in words."""
+        """Differences, in words, between tensors after these steps of the candidate and after repetitions, by name."""
         again = self.made.setdefault(end, [])
         astray = self._beside(left, again) if again else dict.fromkeys(left, "")
         while astray and len(again) < step_digest.MOST:

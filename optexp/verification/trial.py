@@ -28,7 +28,7 @@ STRAY = 2.0  # of a limit: the most that such a baseline's own run may use of it
 
 @dataclass(frozen=True)
 class Plan:
-    """What is checked.
+    """The plan of a verification.
 
     seeds:      of fresh normal inputs; the last of several exchanges one input after the other
     steps:      consecutive steps per seed; several where they change state, so that what is frozen shows
@@ -63,7 +63,7 @@ class Trial:
 
     in_turns: as the plan has it, or the reference, which knows the sizes of results
     holder:   where arms take turns, the one that has batches, and which of those drawn
-    others_learn: gradients are for somebody else, who changes parameters
+    others_learn: other code changes parameters by these gradients
     keeps:    the candidate's runs of a set are kept, by step
     kept:     steps of this set that the candidate has run
     """
@@ -236,7 +236,7 @@ def expect(transfer: Transfer, *receivers: Client[Peer]) -> None:
 
 
 def decided(judged: Callable[[], T]) -> T | None:
-    """What is judged; None where the gates cannot decide by the runs of the baseline that there are."""
+    """The judgement; None where the gates cannot decide by the runs of the baseline so far."""
     try:
         return judged()
     except Failure as reason:

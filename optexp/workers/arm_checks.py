@@ -52,7 +52,7 @@ class Checks(Timing):
         note_forgetful(self)
 
     def unkept(self) -> list[str]:
-        """What the model keeps and nobody can put back, or has nothing to compare with, where equal steps differ."""
+        """Python state of the model that cannot be put back, or has no counterpart, where equal steps differ."""
         keeps = self.program.keeps
         assert keeps is not None
         steady = self.repeated(End(SOME)) == self.repeated(End(SOME))
@@ -63,7 +63,7 @@ class Checks(Timing):
         return [*sorted(keeps.unsteady), *keeps.strange()]
 
     def load(self, index: int, family: str) -> None:
-        """What was taken is one batch of a set that the reference arm has drawn; the feed brings copies of it."""
+        """The tensors taken are one batch of a set that the reference arm has drawn; the feed brings copies of it."""
         if index == 0:
             self.fresh, self.family = [], family
             if not self.reuses_input_memory:
@@ -109,14 +109,14 @@ class Checks(Timing):
         return self.reassociated
 
     def passed(self) -> list[Passed]:
-        """What every module returns in a first step on a fresh batch, in samples."""
+        """Samples of every module's result in a first step on a fresh batch."""
         self.restore()
         with self.quiet(), watched(self.program.model) as passed:
             self.program.step(self.program, self.bring(0))
         return passed
 
     def first_step(self) -> Digest:
-        """What the first step left that this process ran."""
+        """Digest of the first step that this process ran."""
         return self.firstly
 
     def timed_ends(self) -> list[End]:
@@ -124,7 +124,7 @@ class Checks(Timing):
         return [kept.end for _, kept in sorted(self.kept.items())]
 
     def timed(self, index: int) -> Digest:
-        """What one of those blocks left behind."""
+        """Digest of the last step of one of those blocks."""
         return self.kept[index].left
 
     def repeated(self, end: End, noise: int | None = None) -> Digest:
@@ -165,7 +165,7 @@ class Checks(Timing):
             return self.send(seen)
 
     def footprints(self, steps: int | None = None) -> list[Footprint]:
-        """What each of the first steps changes, from the restored state on.
+        """Tensors that each of the first steps changes, from the restored state on.
 
         steps: their number; None for as many as a second on a core allows, and as a schedule of so many steps takes
         """
@@ -372,7 +372,7 @@ class Checks(Timing):
         return {**process_state.settings(), "model.training": is_training(self.program.model)}
 
     def replaced(self) -> list[str]:
-        """What this process measures time with or reads results by, and a strategy has replaced."""
+        """Functions of the clock and of reading results that a strategy has replaced in this process."""
         found = set(process_state.tampered(self.program, self.originals)) - self.excused
         timers = clock.tampered()
         return [*timers, *sorted(found | set(own_code.replaced(self.own)) - set(timers))]

@@ -15,7 +15,7 @@ from optexp.workers.messages import KernelCode
 
 
 class Compiled(Holder):
-    """What compilers made in this process."""
+    """Compilations in this process."""
 
     logs = False
 

@@ -1,9 +1,10 @@
 """ARM: whether steps take longer on batches that a program has not met, as one that remembers results would, and
-whether what they leave is right there, where nobody waits between two steps."""
+whether their results are right there, where steps follow each other without a pause."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum, auto
 from functools import partial
 from operator import truediv
 
@@ -19,7 +20,17 @@ from optexp.workers.arm_program import draw
 from optexp.workers.arm_timing import Timing, digest_of, turns
 
 KEPT = 2**30  # most bytes of a batch and of its results that are kept beside what timing needs
-OWN, ONCE, AGAIN = range(3)  # kinds of blocks: of the batches that are timed, of others the first time, the second
+
+
+class Batches(Enum):
+    """The batches of a block: those that are timed, others for the first time, the same others again."""
+
+    TIMED = auto()
+    FRESH = auto()
+    REPEATED = auto()
+
+
+Seconds = Mapping[Batches, float]  # of a step, by the batches of its block
 
 
 class Novelty(Timing):
@@ -45,34 +56,33 @@ class Novelty(Timing):
         if self.offered.ahead < 0:
             self.program.feed.pause()
             return None
-        every = [self._turn(turn, seed + turn, eager) for turn in turns()]
+        seconds = [self._turn(turn, seed + turn, eager) for turn in turns()]
         self.program.feed.pause()
-        return _most(*zip(*every, strict=True))
+        return _most(seconds)
 
-    def _turn(self, turn: int, seed: int, eager: bool) -> list[float]:
-        """Seconds of a step in one block of each kind. The other batches are given back before the next turn draws:
-        they take as much memory as the arm's own."""
+    def _turn(self, turn: int, seed: int, eager: bool) -> Seconds:
+        """One block of each kind. Its other batches, as large as the arm's own, are freed before the next turn."""
         assert self.offered is not None
         count, queue = len(self.batches), self.program.feed.queue
         drawn = draw(self.workload, self.device, getattr(torch, self.dtype), seed, count)
         self.drawn[turn] = [digest_of(batch).hex() for batch in drawn] if turn < 2 else []
-        fresh, own, seconds = Offered(drawn, self.offered.place), True, [0.0] * 3
+        others, timed, seconds = Offered(drawn, self.offered.place), True, dict[Batches, float]()
         self.restore(self.random.randrange(count))
         run = self.runner()
         for _ in range(count + self.random.randrange(3 * count)):
             run()
         for kind in _order(turn):
-            if own is not (kind == OWN):
-                self.offered.exchange(fresh)
-                own = not own
+            if timed is not (kind is Batches.TIMED):
+                self.offered.exchange(others)
+                timed = not timed
                 if eager:
                     self.program.feed.reset(self.offered)
-                for _ in range(queue if kind == ONCE else count + queue):  # own ones: what was kept is there again
+                for _ in range(queue if kind is Batches.FRESH else count + queue):  # timed ones: remembered again
                     run()
-            watched = (self._keep_results, self.runner(keep=True)) if kind == ONCE else ()
+            watched = (self._keep_results, self.runner(keep=True)) if kind is Batches.FRESH else ()
             seconds[kind] = clock.time_block(run, count, self.device, *watched).wall_s
-        if not own:
-            self.offered.exchange(fresh)
+        if not timed:
+            self.offered.exchange(others)
         return seconds
 
     def _keep_results(self, outputs: Outputs) -> None:
@@ -111,38 +121,38 @@ class Novelty(Timing):
 
     def reordered(self, seed: int) -> tuple[float, float]:
         """`novelty` where the batches are a loader's: another order makes others, of the same samples."""
-        steps = max(len(self.batches), self.program.feed.queue)
-        seconds: tuple[list[float], ...] = ([], [], [])
+        steps, seconds = max(len(self.batches), self.program.feed.queue), list[dict[Batches, float]]()
         for turn in turns():
+            seconds.append({})
             for kind in _order(turn):
                 self.restore()
-                if kind != OWN:  # a loader's sampler draws from this one, on the CPU
+                if kind is not Batches.TIMED:  # a loader's sampler draws from this one, on the CPU
                     torch.default_generator.manual_seed(seed + turn)
                 run = self.runner()
                 for _ in range(steps):  # until none is left that was made before the clock starts
                     run()
-                seconds[kind].append(clock.time_block(run, steps, self.device).wall_s)
+                seconds[-1][kind] = clock.time_block(run, steps, self.device).wall_s
                 self.program.feed.pause()
-        return _most(*seconds)
+        return _most(seconds)
 
     def permuted(self, seed: int) -> tuple[float, float]:
         """`novelty` where a loader may give the same batches whatever the seed: rows in another order make others."""
         assert self.offered is not None
-        seconds: tuple[list[float], ...] = ([], [], [])
+        seconds = list[dict[Batches, float]]()
         for turn in turns():
             self.restore()
-            own = list[Batch]()
+            timed = list[Batch]()
             for _ in self.batches:
                 self.offered.due += 1
-                own.append(map_batch(torch.clone, self.program.feed.next()))
+                timed.append(map_batch(torch.clone, self.program.feed.next()))
             self.program.feed.pause()
             generator = torch.Generator().manual_seed(seed + turn)
-            others = [map_batch(partial(_permuted, state=generator.get_state()), batch) for batch in own]
+            others = [map_batch(partial(_permuted, state=generator.get_state()), batch) for batch in timed]
+            seconds.append({})
             for kind in _order(turn):
-                given = iter(own if kind == OWN else others)
-                run = partial(self._step_on, given)
-                seconds[kind].append(clock.time_block(run, len(own), self.device).wall_s)
-        return _most(*seconds)
+                run = partial(self._step_on, iter(timed if kind is Batches.TIMED else others))
+                seconds[-1][kind] = clock.time_block(run, len(timed), self.device).wall_s
+        return _most(seconds)
 
     def _step_on(self, given: Iterator[Batch]) -> Outputs:
         return self.program.step(self.program, next(given))
@@ -157,15 +167,17 @@ def _permuted(tensor: Tensor, state: Tensor) -> Tensor:
     return tensor[torch.randperm(len(tensor), generator=generator).to(tensor.device)]
 
 
-def _most(own: Sequence[float], once: Sequence[float], again: Sequence[float]) -> tuple[float, float]:
-    """How many times longer steps took once than again, or than those known longest, in two thirds of the turns; and
-    those known longest than again, or the other way round, in a third of them."""
-    ratios: list[list[float]] = [sorted(map(truediv, once, known)) for known in (own, again)]
-    scatter = sorted(max(one / other, other / one) for one, other in zip(own, again, strict=True))
-    return max(ratio[len(once) // 3] for ratio in ratios), scatter[2 * len(once) // 3]
+def _most(turns: Sequence[Seconds]) -> tuple[float, float]:
+    """How many times longer steps took on fresh batches than on repeated ones, or than on timed ones, the larger of
+    both, in two thirds of the turns; and on timed ones than on repeated ones, or the other way round, in a third."""
+    timed, fresh, repeated = ([seconds[kind] for seconds in turns] for kind in Batches)
+    ratios: list[list[float]] = [sorted(map(truediv, fresh, known)) for known in (timed, repeated)]
+    scatter = sorted(max(one / other, other / one) for one, other in zip(timed, repeated, strict=True))
+    return max(ratio[len(turns) // 3] for ratio in ratios), scatter[2 * len(turns) // 3]
 
 
-def _order(turn: int) -> tuple[int, int, int]:
+def _order(turn: int) -> Sequence[Batches]:
     """Of one turn's blocks. On a busy machine that lets others run after as much time as a turn takes, the same one of
     three would always wait for them."""
-    return (OWN, ONCE, AGAIN) if turn % 2 == 0 else (ONCE, AGAIN, OWN)
+    timed, fresh, repeated = Batches
+    return (timed, fresh, repeated) if turn % 2 == 0 else (fresh, repeated, timed)

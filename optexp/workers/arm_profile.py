@@ -28,7 +28,7 @@ class Profiling(Ranges):
     """Peak memory, counters and a trace of steady steps."""
 
     def counters(self) -> dict[str, float]:
-        """What torch's compiler counted so far, and this process's cores."""
+        """Counters of torch's compiler so far, and this process's cores."""
         return counted() | {"process/cores": float(len(os.sched_getaffinity(0)))}
 
     def peak_memory(self, steps: int) -> PeakMemory:

@@ -45,7 +45,7 @@ def note_forgetful(holder: Holder) -> None:
 
 
 def _forgetful(holder: Holder) -> set[str]:
-    """Names of what a step leaves as it does whatever the one before has left there: nobody goes on from it."""
+    """Names of state that a step leaves alike whatever the one before has left there: no step depends on it."""
     keeps, ends = holder.program.keeps, []
     assert keeps is not None
     for earlier in (True, False):

@@ -220,7 +220,7 @@ class Built(Compiled):
         return FirstSteps(random, min(whole), min(alone), digest_s, whole[0]), outputs
 
     def _look_at_the_first(self, outputs: Outputs) -> float:
-        """What the first step after building left; how long it took to see that, in seconds."""
+        """Keep the digest of the first step after building; the seconds that it took."""
         clock.synchronize(self.device)
         start = clock.now()
         self.firstly = left_behind(self.program, outputs, self.initial.values)
@@ -258,7 +258,7 @@ class Built(Compiled):
 
 
 def pair_of(strategy: Strategy, returned: Any) -> tuple[Program, Notes]:
-    """What `apply` returned, where it is what it must be; raises ConfigError where not."""
+    """Program and notes that `apply` returned; ConfigError where it returned something else."""
     match returned:
         case (Program() as program, Mapping() as notes):
             return program, dict(notes)

@@ -82,7 +82,7 @@ class Timing(Built):
         return WarmUp(list(alone), timer_s, queue, constant(self.batches))
 
     def period(self, limit_s: float) -> int:
-        """After how many steps batches come again; 1 where a loader's are of one size, else 0: nobody knows, nor where
+        """After how many steps batches come again; 1 where a loader's are of one size, else 0: unknown, also where
         it takes longer than `limit_s` to tell."""
         feed = self.program.feed
         self.restore()
@@ -185,7 +185,7 @@ class Timing(Built):
         return (right if rounds == 2 else None), [digests.index(digest) for digest in digests]
 
     def restart_s(self) -> float:
-        """Seconds for each batch that the feed takes to begin again: nobody times that."""
+        """Seconds for each batch that the feed takes to begin again, which no block times."""
         seconds = []
         for _ in turns():
             self.restore()
@@ -209,7 +209,7 @@ class Timing(Built):
         return sum(sizes.values()), torch.cuda.get_device_properties(self.device).L2_cache_size if on_gpu else 0
 
     def work(self, steps: int) -> float:
-        """Steps while somebody reads the card; seconds that each of them took, about."""
+        """Steps while the parent reads the card; seconds that each of them took, about."""
         self.restore()
         clock.synchronize(self.device)
         begin, run = clock.now(), self.runner()

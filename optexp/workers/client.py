@@ -169,7 +169,7 @@ class Worker(Client[A_co]):
     def close(self) -> None:
         if self.alive:
             self.alive = False
-            kill_group(self.pid)  # before it could end by itself, and leave processes behind that nobody would find
+            kill_group(self.pid)  # before it could end by itself, and leave processes behind without a parent
             self.connection.close()
 
     def _log_tail(self, lines: int = 40) -> str:

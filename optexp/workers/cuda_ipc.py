@@ -27,7 +27,7 @@ def allocate(size: int) -> tuple[Tensor, bytes]:
     """New bytes on the current device, apart from all that torch allocates, and the handle by which another process
     finds them. They are the driver's again with the last tensor of this process that shows them.
 
-    All zero: the driver hands out what this process has freed before, which may be what nobody else is to see.
+    All zero: the driver hands out memory that this process has freed before, with contents that others must not see.
     """
     torch.cuda.synchronize()  # the driver knows the device once torch has used it
     address, handle = ctypes.c_uint64(), _Handle()
@@ -50,7 +50,7 @@ def attach(handle: bytes, size: int) -> Tensor:
 
 
 class _Bytes:
-    """What torch makes a tensor of, without a copy; given back with the last tensor."""
+    """Memory that torch makes a tensor of, without a copy; given back with the last tensor."""
 
     def __init__(self, address: int, size: int, give_back: str) -> None:
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 2}

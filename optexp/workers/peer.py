@@ -14,7 +14,7 @@ from optexp.workers.transfer import Inbox, Outbox, Tensors, Transfer
 
 
 class Peer(ABC):
-    """What an arm and the reference have in common: a device, an outbox and an inbox.
+    """Base of an arm and the reference: a device, an outbox and an inbox.
 
     Its public methods are messages; `optexp.verification.trial.convey` says in which order they come.
     """

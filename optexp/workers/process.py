@@ -177,7 +177,7 @@ def serve_launcher(descriptor: int) -> None:
                         importlib.import_module(module)
                 if INDUCTOR in request.modules:
                     inductor_facts.learn(request.device_type)
-                continue  # nobody waits for it
+                continue  # without an answer
             case Fork():
                 pid = os.fork()
                 if pid == 0:
@@ -201,7 +201,7 @@ _endings: dict[int, int] = {}
 
 
 def _reap(pid: int) -> bool:
-    """Whether a child has ended; its status is kept for whoever asks."""
+    """Whether a child has ended; its status is kept for later requests."""
     if pid not in _endings:
         done, status = os.waitpid(pid, os.WNOHANG)
         if not done:

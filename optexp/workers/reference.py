@@ -72,7 +72,7 @@ class Reference(Peer):
         return self.inbox.expect(transfer, fp64.device if crowded else torch.device("cpu"))
 
     def take(self, piece: int) -> None:
-        """What the baseline's results passed through is empty by the time the candidate's step runs."""
+        """The memory that the baseline's results passed through is empty by the time the candidate's step runs."""
         super().take(piece)
         if self.inbox.complete:
             self.inbox.wipe()

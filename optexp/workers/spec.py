@@ -14,7 +14,7 @@ from optexp.workload import Workload
 
 @dataclass(frozen=True)
 class Spec:
-    """What an arm is to hold.
+    """The program that an arm is to hold.
 
     seed:      of the model's parameters
     name:      the part that it has in the comparison

@@ -94,7 +94,7 @@ class SharedMemory:
 
     @classmethod
     def at(cls, place: str | bytes) -> SharedMemory:
-        """What another process has made; `Unshared` where this one cannot see it."""
+        """Memory that another process has made; `Unshared` where this one cannot map it."""
         if isinstance(place, bytes):
             return cls(cuda_ipc.attach(place, cls.size))
         with open(place, "r+b") as file:
@@ -106,7 +106,7 @@ class SharedMemory:
 
 
 class Outbox:
-    """What one process sends: one transfer at a time, piece by piece as it is asked for."""
+    """Tensors that one process sends: one transfer at a time, piece by piece on request."""
 
     def __init__(self, folders: Sequence[str] = (), on_device: bool = False) -> None:
         """folders: where memory of the host may lie, the preferred one first; its owner removes them.
@@ -198,7 +198,7 @@ class Outbox:
 
 
 class Inbox:
-    """What one process receives from others.
+    """Tensors that one process receives from others.
 
     contents: of the transfer whose last piece was taken: a copy, in memory of its own
     """
@@ -235,7 +235,7 @@ class Inbox:
         return self.contents is not None
 
     def wipe(self) -> None:
-        """Zeros in the shared memory that the transfer passed through: nobody else finds there what it was."""
+        """Zeros in the shared memory that the transfer passed through: its contents are secret."""
         memory = self._seen[self._transfer.place]
         for half in range(min(2, self._transfer.pieces)):
             memory.piece(half)[: self._transfer.size].zero_()

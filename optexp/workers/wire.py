@@ -1,6 +1,6 @@
 """Answers of worker processes as bytes: MessagePack, decoded into the type that the asked method declares.
 
-A worker runs code that nobody vetted. Decoding builds numbers, strings, containers and dataclasses and calls nothing
+A worker runs code that is not trusted. Decoding builds numbers, strings, containers and dataclasses and calls nothing
 that the sender named; unpickling would.
 """
 

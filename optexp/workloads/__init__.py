@@ -1,1 +1,1 @@
-"""What strategies are tried on: one file per workload."""
+"""Programs that strategies are tried on: one file per workload."""

@@ -1,4 +1,4 @@
-"""The sum of two vectors: the first kernel anybody writes, and nothing but memory traffic."""
+"""The sum of two vectors: the first kernel of most courses, and pure memory traffic."""
 
 from __future__ import annotations
 

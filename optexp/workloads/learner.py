@@ -1,4 +1,4 @@
-"""What workloads that can train share: an optimizer by name."""
+"""Base of workloads that can train: an optimizer by name."""
 
 from __future__ import annotations
 

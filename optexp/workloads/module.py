@@ -273,7 +273,7 @@ class Module(UserWorkload):
         return with_objects(self.args, "workload.args"), with_objects(self.kwargs, "workload.kwargs")
 
     def _init(self, given: Callable[[], Any] | None) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """What the model is made with: the YAML's, else the file's as [args], {kwargs}, or [[args], {kwargs}]."""
+        """Arguments of the model: the YAML's, else the file's as [args], {kwargs}, or [[args], {kwargs}]."""
         if self.args or self.kwargs or given is None:
             return self.arguments
         values = given()

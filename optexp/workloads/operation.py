@@ -1,4 +1,4 @@
-"""What workloads of a single operation share: they are differentiated without a loss, by their inputs too."""
+"""Base of workloads of a single operation: they are differentiated without a loss, by their inputs too."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Operation(Workload):
 
     @abstractmethod
     def inputs(self, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """What the operation is given, on the generator's device."""
+        """Inputs of the operation, on the generator's device."""
 
     def tails(self) -> list[Self]:
         odd: dict[str, Any] = dict(zip(self.sizes["cpu"], ODD, strict=False))

@@ -19,7 +19,7 @@ KERNEL = 3
 class Unfolded(nn.Module):
     """A 3 × 3 convolution as one product over all patches of the image.
 
-    workspace:  the patches (batch, channels · 9, pixels) of the last call; nobody reads them after it
+    workspace:  the patches (batch, channels · 9, pixels) of the last call; no later call reads them
     """
 
     def __init__(self, channels: int) -> None:

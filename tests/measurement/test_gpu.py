@@ -79,7 +79,7 @@ def test_a_slice_of_a_card_is_not_read_and_the_record_says_so(
         session = Session(experiment("workload=mlp"), "cuda:0", tmp_path, Stopwatch(), Progress())
         session.close()
         assert (session.machine.gpu is None) is unread
-        assert any("nobody looked at clocks" in note for note in session.result.notes) is unread
+        assert any("no readings of clocks" in note for note in session.result.notes) is unread
 
 
 def test_the_card_is_part_of_the_environment(nvml: Nvml) -> None:

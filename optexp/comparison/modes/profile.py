@@ -83,7 +83,7 @@ def run(session: Session, facts: Facts, meanwhile: Callable[[], None]) -> Decisi
 
 
 def predict(session: Session, arm: Client[Arm], found: Profile, disputed: Sequence[str]) -> None:
-    """What strategies can gain of the whole step.
+    """The gain that strategies can have, of the whole step.
 
     Args:
         disputed: Reasons to believe that the traced step is not the timed one; then nothing is predicted.

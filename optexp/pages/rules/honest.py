@@ -18,7 +18,7 @@ HEADS = ("decided", "false alarms", "UNVERIFIED", "NOT_ENGAGED", "UNSUPPORTED", 
 
 @dataclass(frozen=True)
 class Found:
-    """What one pair ended in.
+    """The outcome of one pair.
 
     ok:      the verification passed, also where the verdict is about something else; None where there was none
     used:    share of the tightest limit that was used

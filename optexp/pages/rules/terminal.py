@@ -1,4 +1,4 @@
-"""What the terminal shows of one comparison, as a console block."""
+"""The terminal's lines of one comparison, as a console block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all engines share: which jobs are due, what happens to a job whose worker is killed, and what is printed."""
+"""Base of all engines: jobs that are due, jobs whose worker was killed, and printed lines."""
 
 from __future__ import annotations
 

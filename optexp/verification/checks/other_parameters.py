@@ -1,4 +1,4 @@
-"""Gates with other values of the parameters, where somebody else changes them.
+"""Gates with other values of the parameters, where other code changes them.
 
 Gradients are for whoever changes parameters: until then a step that computes with a copy, folded or cast before, is
 right. A program that only infers may do so, and a whole training step changes them itself.
