@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from statistics import fmean, median, variance
 
-from optexp.comparison.physics import bound
+from optexp.comparison.physics import bound, recalibrate
 from optexp.comparison.sampling import QUEUES, Ready, look_enough, sample
 from optexp.comparison.session import Session
 from optexp.comparison.spread_of_processes import HOST_BOUND, busy_shares, expected, pairs_suffice
@@ -380,7 +380,7 @@ def find_floor(session: Session, samples: Sequence[Sample], baseline: Client[Arm
     found.floor_s = floor(session, baseline)
     if impossible(samples).ok:
         return
-    session.calibrated(baseline.call(Arm.calibrate, anew=True, keep=not found.foreign))
+    recalibrate(session, baseline.call(Arm.calibrate, anew=True, keep=not found.foreign))
     found.floor_s = 0.0 if found.foreign else floor(session, baseline)
 
 

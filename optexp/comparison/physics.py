@@ -9,7 +9,7 @@ from optexp.comparison.session import Session
 from optexp.profiling.beaten import by_step
 from optexp.profiling.bounds import physical
 from optexp.profiling.points import ahead, points
-from optexp.records.profile import ArmProfile, Calibration
+from optexp.records.profile import ArmProfile, Calibration, ProfileRecord
 from optexp.records.roofline import Phase, PhysicalBound, Roofline
 from optexp.strategy import Contract
 from optexp.trace import Trace
@@ -51,8 +51,22 @@ def drop_beaten(session: Session) -> None:
     session.calibrated(ceilings)
     for name, arm in profile.arms().items():
         if ceilings.doubt and arm.roofline and arm.roofline.bound and arm.roofline.bound.us:
-            shown = replace(arm.roofline, bound=PhysicalBound(reason=ceilings.doubt))
-            setattr(profile, name, replace(arm, roofline=shown))
+            _show(profile, name, PhysicalBound(reason=ceilings.doubt))
+
+
+def recalibrate(session: Session, calibration: Calibration) -> None:
+    """Use these ceilings from now on, in the bounds of profiled arms too: they were shown by the earlier ones."""
+    session.calibrated(calibration)
+    profile, stacks = session.result.profile, {"baseline": session.baseline, "candidate": session.stack}
+    for name, arm in profile.arms().items():
+        if arm.roofline and arm.roofline.bound:
+            _show(profile, name, bound(session, stacks[name].contract))
+
+
+def _show(profile: ProfileRecord, name: str, found: PhysicalBound | None) -> None:
+    """Show this bound of a profiled arm."""
+    arm = profile.arms()[name]
+    setattr(profile, name, replace(arm, roofline=replace(arm.roofline or Roofline(), bound=found)))
 
 
 def least_us(session: Session, contract: Contract) -> float:

@@ -14,6 +14,7 @@ from optexp.records.roofline import PhysicalBound, StepWork
 ON_CPU = 0.5  # in place of MARGIN: a CPU's copy also reads its target, so the calibrated bandwidth is too low
 SIZES = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 EIGHT_BITS = 2  # 8-bit numbers, at twice the rate and half the size, may stay within bfloat16's limits
+NOTHING_CERTAIN = "no more of its bytes is certain to be needed than the caches hold, and none of its GEMMs is"
 SHORT_SUMS = 2  # some cards accumulate float16 GEMMs in float16, at twice the rate
 
 
@@ -76,7 +77,7 @@ def physical(work: StepWork, calibration: Calibration, given: str, promised: str
     ]
     compute, dtype, rate = max(times, default=(0.0, "", 0.0))
     if not moved and not compute:
-        return PhysicalBound(reason="all its bytes fit in the caches, and none of its GEMMs is certain to be needed")
+        return PhysicalBound(reason=NOTHING_CERTAIN)
     parts = [
         f"{margin:g} · ({amount(work.input_bytes)}B of inputs + {amount(work.kept_bytes * narrower)}B of state and"
         f" results − {amount(work.cache_bytes)}B of cache) / {amount(calibration.bandwidth)}B/s"

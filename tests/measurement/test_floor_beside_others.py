@@ -9,6 +9,7 @@ import pytest
 
 from optexp.comparison import measure
 from optexp.measurement.watchdogs import impossible
+from optexp.records.profile import ProfileRecord
 from tests.measurement.samples import constant, made
 
 
@@ -27,7 +28,8 @@ def test_a_floor_that_a_step_beats(
         kept.append(keep)
 
     monkeypatch.setattr(measure, "floor", lambda *_: next(floors))
-    session: Any = SimpleNamespace(calibrated=lambda ceilings: None)
+    result = SimpleNamespace(profile=ProfileRecord())
+    session: Any = SimpleNamespace(calibrated=lambda ceilings: None, result=result, stack=(), baseline=())
     measure.find_floor(session, samples, SimpleNamespace(call=calibrate))  # type: ignore[arg-type]
     assert impossible(samples).ok is ok
     assert kept == [not others]
