@@ -102,11 +102,12 @@ def crowded(queued: float) -> str:
 
 
 def _measure_gpu(device: torch.device) -> Calibration:
+    torch.cuda.empty_cache()  # a part of a larger block, as torch gives out what it has cached, is a tenth slower
     free, _ = torch.cuda.mem_get_info(device)
     size = min(512 * 2**20, free // 8)
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    bandwidth = _bandwidth(source, target)
+    bandwidth = 2 * size / _seconds(lambda: target.copy_(source), device, calls=20)
 
     host = torch.zeros(min(size, 32 * 2**20), dtype=torch.uint8)
     pinned = _upload_rate(host.pin_memory(), target)
@@ -124,17 +125,6 @@ def _measure_gpu(device: torch.device) -> Calibration:
     # `_sleep(0)` is the emptiest kernel that torch can launch: no tensor, no dispatcher.
     launches = min(clock.time_block(lambda: torch.cuda._sleep(0), 500, device).wall_s for _ in range(3))
     return Calibration(torch.cuda.get_device_name(device), bandwidth, matrix, launches * 1e6, pinned, pageable)
-
-
-def _bandwidth(source: torch.Tensor, target: torch.Tensor) -> float:
-    """Bytes per second of the best of three: the driver's copy, a kernel that copies, and one that reads alone.
-
-    Each of them falls behind the others somewhere: the driver's copy by a tenth where most of a card's memory is taken.
-    """
-    values, results = source.view(torch.float32), target.view(torch.float32)
-    both, ways = source.nbytes + target.nbytes, (lambda: target.copy_(source), lambda: torch.neg(values, out=results))
-    copied = max(both / _seconds(way, source.device, calls=20) for way in ways)
-    return max(copied, source.nbytes / _seconds(values.sum, source.device, calls=20))
 
 
 def _upload_rate(host: torch.Tensor, target: torch.Tensor) -> float:
