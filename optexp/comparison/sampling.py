@@ -136,9 +136,11 @@ def sample(
     standing = {arm.pid: standings(arm.pid) for arm in others}
     long = max(result.planned_s[name] for name in ("baseline", "candidate")) >= settings.block_ms / 1e3
     at_least, begin, before = min(pairs, FEWEST if long else 10), now(), read()
+    moving = dict(arms)
     for index in range(pairs):
         if index >= at_least and (now() - begin > settings.process_s or enough(result)):
             break
+        moving = {name: arm for name, arm in moving.items() if arm.call(Arm.relocate)}
         timings, baseline_first = _in_turn(ready, order, settings.l2 == COLD, result)
         if index % LOOK_EVERY == 0:
             _look(ready, order, settings.l2 == COLD)

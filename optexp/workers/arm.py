@@ -8,8 +8,9 @@ from optexp.workers.arm_checks import Checks
 from optexp.workers.arm_memory import Memory
 from optexp.workers.arm_moved_parameters import MovedParameters
 from optexp.workers.arm_novelty import Novelty
+from optexp.workers.arm_placement import Placement
 from optexp.workers.arm_profile import Profiling
 
 
-class Arm(Checks, Batches, Novelty, MovedParameters, Profiling, Bounded, Memory):
+class Arm(Checks, Batches, Novelty, MovedParameters, Placement, Profiling, Bounded, Memory):
     """One program on one device: built, restored, observed, timed and profiled."""

@@ -1,0 +1,121 @@
+"""Tensors of a step move to other places of a card's memory between blocks, and compute the same there."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from optexp.measurement.settings import MeasurementSettings
+from optexp.measurement.statistics import over_one_process, over_processes
+from optexp.program import tensors_of
+from optexp.records.measurement import ProcessSpread
+from optexp.workers import arm_placement
+from optexp.workers.arm import Arm
+from optexp.workers.arm_placement import Placement, shifts
+from optexp.workers.spec import Spec
+from optexp.workloads.gelu import Gelu
+
+CPU = torch.device("cpu")
+
+
+def held(arm: Arm) -> list[torch.Tensor]:
+    return [tensor for batch in arm.batches for tensor in tensors_of(batch).values()]
+
+
+@pytest.fixture
+def arm() -> Arm:
+    found = Arm()
+    found.setup(Spec(Gelu(size=64), (), "cpu", "float32", 0).pack())
+    found.restore()
+    return found
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that no cache holds."""
+    monkeypatch.setattr(Placement, "_bytes", lambda _: 1)
+    monkeypatch.setattr(arm_placement, "LARGEST", 2**22)
+
+
+def test_nothing_moves_where_it_makes_no_difference(arm: Arm) -> None:
+    before = held(arm)
+    assert not arm.relocate()
+    assert all(one is other for one, other in zip(before, held(arm), strict=True))
+
+
+@pytest.mark.usefixtures("large")
+def test_the_same_batches_lie_elsewhere(arm: Arm) -> None:
+    before = held(arm)
+    assert arm.relocate()
+    after = held(arm)
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    assert not {one.data_ptr() for one in before} & {other.data_ptr() for other in after}
+    assert arm.shifts
+    assert arm.block(3, 1).steps == 3
+    assert arm.delivered()[0]
+
+
+@pytest.mark.usefixtures("large")
+def test_a_process_whose_batches_take_long_to_draw_stays_where_it_is(arm: Arm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arm_placement, "LONGEST_S", 0.0)
+    assert [arm.relocate(), arm.relocate()] == [True, False]
+
+
+def test_shifts_are_of_random_sizes() -> None:
+    sizes = {sum(block.nbytes for block in shifts(CPU, Random(seed))) for seed in range(4)}
+    assert len(sizes) == 4
+
+
+PLACES = (0.0, 0.065)  # log of a step's time in either place, of equal programs
+SPREAD = ProcessSpread(0.002, 8, "")
+
+
+def log_ratios(random: Random, moves: bool, pairs: int = 20) -> list[float]:
+    """Of one process of each arm."""
+    first = random.choice(PLACES) - random.choice(PLACES)
+    between = [random.choice(PLACES) - random.choice(PLACES) if moves else first for _ in range(pairs)]
+    return [ratio + random.gauss(0.0, 0.002) for ratio in between]
+
+
+@pytest.mark.parametrize(("moves", "most"), [(True, 0.01), (False, 1.0)])
+def test_one_process_in_many_places_calls_no_equal_programs_different(moves: bool, most: float) -> None:
+    random = Random(0)
+    intervals = [over_one_process(log_ratios(random, moves), 0.99, SPREAD) for _ in range(400)]
+    wrong = sum(not found.low <= 0.01 or not found.high >= -0.01 for found in intervals) / len(intervals)
+    assert wrong <= most
+    assert moves or wrong > 0.3  # in one place
+
+
+def test_processes_in_many_places_agree() -> None:
+    random = Random(0)
+    widths = {
+        moves: over_processes([sorted(log_ratios(random, moves))[10] for _ in range(5)], 0.99).half_width
+        for moves in (True, False)
+    }
+    assert widths[True] < widths[False]
+
+
+def test_arms_move_before_each_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    from optexp.comparison.sampling import sample
+    from optexp.workers.client import InProcess
+
+    calls = list[str]()
+
+    def arm(name: str, moves: int) -> Any:
+        found = Arm()
+        found.setup(Spec(Gelu(size=8), (), "cpu", "float32", 0).pack())
+        left = iter([True] * moves)
+
+        def relocate() -> bool:
+            calls.append(name)
+            return next(left, False)
+
+        found.relocate = relocate  # type: ignore[method-assign]
+        return InProcess(found, name)
+
+    arms = {"baseline": arm("baseline", 9), "candidate": arm("candidate", 1)}
+    sample(arms, MeasurementSettings(block_ms=1.0, warmup_s=0.01, process_s=0.0, pairs=10), Random(0), 10)
+    assert calls == ["baseline", "candidate"] * 2 + ["baseline"] * 8
