@@ -38,6 +38,8 @@ class Scripted(Client[Arm]):
             return 4
         if method == "dismiss":
             return None
+        if method == "relocate":
+            return False
         if method == "counters":
             late = self.compiles_after is not None and len(self.calls) > self.compiles_after
             return {"stats/unique_graphs": 3.0 if late else 2.0}
