@@ -242,7 +242,7 @@ def test_blocks_outlast_the_queue():
             if method == "block":
                 blocks.append(arguments)
                 return Timing(arguments["steps"], 1.0, None)
-            answers = {"warm_up": WarmUp([self.step_s], 1e-6, 8, []), "counters": {}, "period": 1}
+            answers = {"warm_up": WarmUp([self.step_s], 1e-6, 8, []), "counters": {}, "period": 1, "relocate": False}
             return answers[method]
 
     for step_s in (1e-2, 1.0):
