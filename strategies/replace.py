@@ -175,7 +175,7 @@ class Replace(Strategy):
         return optimized, {"old": type(old).__name__, "pairs": pairs, **made}
 
     def paired(self, program: Program, new: nn.Module, made_anew: Maker) -> tuple[Pairs, bool]:
-        """What the new model calls each parameter and buffer, and whether their first values say so.
+        """The new model's names of parameters and buffers, and whether their first values say so.
 
         Raises:
             ConfigError: neither names nor values fit
@@ -254,7 +254,7 @@ class Replace(Strategy):
 
 
 def other_names(first: Workload, second: Workload) -> dict[str, str]:
-    """What another file's model calls the tensors of the first one's, by their values; empty where the names fit."""
+    """Another file's names of the first model's tensors, by their values; empty where the names fit."""
     if not isinstance(first, UserWorkload) or not isinstance(second, UserWorkload):
         return {}  # a script makes its model once, by its own seed
     one, other = first.anew().parts.model, second.anew().parts.model
@@ -275,7 +275,7 @@ def same_work(before: Trace, after: Trace) -> bool:
 
 
 def pair(old: nn.Module, new: nn.Module, names: Mapping[str, str], learns: bool = False) -> Pairs:
-    """What the new model calls each parameter and buffer of the old one; a `ConfigError` says what does not fit."""
+    """The new model's names of the old one's parameters and buffers; a `ConfigError` names those that do not fit."""
     everything = [*dict(old.named_parameters()), *dict(old.named_buffers())]
     for pattern in names:
         if not any(re.fullmatch(as_regex(pattern), name) for name in everything):

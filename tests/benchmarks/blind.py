@@ -37,7 +37,7 @@ SETS = {"first": blind_programs.PROGRAMS, "fresh": blind_programs_fresh.PROGRAMS
 
 @dataclass(frozen=True)
 class Answer:
-    """What was said of a program and of its pair."""
+    """Causes that were named of a program and of its pair."""
 
     program: Program
     bottlenecks: list[tuple[str, str]]

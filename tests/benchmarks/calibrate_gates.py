@@ -130,7 +130,7 @@ def verifications(
 
 @dataclass
 class Found:
-    """What came out of one stack on one workload; `lines` are for who watches."""
+    """The outcome of one stack on one workload; `lines` are for the terminal."""
 
     key: tuple[str, str]
     honest: Counter[str] = field(default_factory=Counter)

@@ -65,7 +65,7 @@ class Store:
             self.found = [Found(**facts) for facts in rows]
 
     def of(self, id: str, device: str, seed: int) -> list[Found]:
-        """What is known of a pair: one or none."""
+        """The outcome of a pair: one or none."""
         return [one for one in self.found if (one.id, kind(one.device), one.seed) == (id, device, seed)]
 
     def add(self, new: Found) -> None:
@@ -190,7 +190,7 @@ class Desk:
 
 
 def run(asked: argparse.Namespace, store: Store, scratch: Path) -> None:
-    """What is missing in the store, cheap pairs first, until the time is over."""
+    """Run the pairs that the store lacks, cheap ones first, until the time is over."""
     end, commit, torch = time.monotonic() + asked.seconds, described(), version()
     wanted = [
         pair

@@ -51,7 +51,7 @@ FIXED = ["workload=module", "measurement=quick", "tracking.enabled=false", "envi
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one job ended in. seconds: of the whole command;  input_gib: 0 where it is not known before it runs."""
+    """The outcome of one job. seconds: of the whole command;  input_gib: 0 where it is not known before it runs."""
 
     file: str
     strategy: str
@@ -202,7 +202,7 @@ def run(worker: Worker, path: Path, options: argparse.Namespace, limit_s: float,
 
 
 def work(options: argparse.Namespace, store: Store) -> None:
-    """What is missing: first the files that share the card, then one after the other."""
+    """Run missing files: first those that share the card, then one after the other."""
     end = time.monotonic() + options.seconds
     again = {key for key, outcome in store.found.items() if outcome.verdict in options.again}
     missing = [

@@ -1,4 +1,4 @@
-"""What MLflow's store costs: seconds to log a run, and seconds until a list and a comparison of runs are answered.
+"""Costs of MLflow's store: seconds to log a run, and seconds until a list and a comparison of runs are answered.
 
     python tests/benchmarks/store.py [--runs 1000] [--store sqlite:////tmp/x/mlflow.db] [--processes 1]
 
@@ -74,7 +74,7 @@ def logged_by(uri: str, folder: Path, runs: int, processes: int) -> list[float]:
 
 
 def answers(uri: str) -> list[tuple[str, float]]:
-    """What the server takes for the requests of each page, in seconds."""
+    """Seconds that the server takes for the requests of each page."""
     port = free_port()
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--port", str(port)]
     quiet = os.environ | mlflow_store.DEFAULTS | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}

@@ -1,4 +1,4 @@
-"""What verification of large tensors costs on a GPU, and where: copies between processes, gates, the whole.
+"""Seconds of verifying large tensors on a GPU, by part: copies between processes, gates, the whole.
 
 python tests/benchmarks/verification_cost.py [side] [--record FOLDER]     (default 16384: tensors of 1 GiB)
 """
