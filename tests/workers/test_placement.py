@@ -119,3 +119,15 @@ def test_arms_move_before_each_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     arms = {"baseline": arm("baseline", 9), "candidate": arm("candidate", 1)}
     sample(arms, MeasurementSettings(block_ms=1.0, warmup_s=0.01, process_s=0.0, pairs=10), Random(0), 10)
     assert calls == ["baseline", "candidate"] * 2 + ["baseline"] * 8
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("size", "moves"), [(256, False), (8192, True)])
+def test_on_a_card_tensors_larger_than_its_cache_move(size: int, moves: bool) -> None:
+    arm = Arm()
+    arm.setup(Spec(Gelu(size=size), (), "cuda", "float32", 0).pack())
+    arm.restore()
+    before = held(arm)
+    assert arm.relocate() is moves
+    assert all(torch.equal(one, other) for one, other in zip(before, held(arm), strict=True))
+    assert bool({one.data_ptr() for one in before} & {other.data_ptr() for other in held(arm)}) is not moves
