@@ -17,7 +17,7 @@ from optexp.support.memory_plan import give_back
 from optexp.workers.arm_program import nbytes
 from optexp.workers.arm_timing import Timing
 
-LONGEST_S = 0.1  # of one move; where batches take longer to draw, the process stays in one place
+LONGEST_S = 0.1  # of one move without its steps: a process whose batches take longer to draw stays in one place
 IN_CACHES = 2.0  # sizes of the L2 cache: smaller memory is served by it, wherever it lies
 FEWEST, MOST = 1, 5  # blocks of memory that shift all later ones
 SMALLEST, LARGEST = 2**21, 2**28  # bytes of such a block
@@ -50,12 +50,12 @@ class Placement(Timing):
             self.batches = self.drawn_batches(self.distinct)
         self.restore()
         give_back(self.device)  # the batches before
+        self.too_long = clock.now() - begin > LONGEST_S
         run = self.runner()
-        for _ in self.batches:
+        for _ in range(self.workload.variety):  # which allocates intermediate results of each kind of batch
             run()
         self.program.feed.pause()
         clock.synchronize(self.device)
-        self.too_long = clock.now() - begin > LONGEST_S
         return True
 
     def _room(self) -> bool:
