@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from optexp.errors import NoReference
-from optexp.program import Batch, Program, counters, map_batch, preserved
+from optexp.program import Batch, Program, counters, map_batch, preserved, prime
 from optexp.support.float64 import InFloat64, is_wide
 from optexp.support.random_state import put_back
 from optexp.user_code.train_step import TrainStep
@@ -53,6 +53,33 @@ def inner_name(outer: Optimizer | None) -> str | None:
     inner = {name: one for name, one in held.items() if isinstance(one, Optimizer) and one is not outer}
     same = [name for name, one in inner.items() if outer is not None and _tensors(one) == _tensors(outer)]
     return same[0] if len(same) == 1 else None
+
+
+P = TypeVar("P", bound=Program)
+
+
+def primed(program: P, around: Callable[[Optimizer, str], P] | None, batch: Callable[[], Batch]) -> P:
+    """A program whose optimizer has its state; it is the inner one where the given one's step() evaluates the model.
+
+    Args:
+        around: The program with the optimizer that this attribute of the given one holds; None where there is no other.
+        batch: One to try steps on.
+
+    Raises:
+        NoReference: No inner optimizer makes the update, or a step reads what an earlier one left in the outer one.
+    """
+    outer = program.optimizer
+    try:
+        prime(program)
+        return program
+    except NoReference:
+        name = inner_name(outer) if around else None
+        if name is None or around is None or outer is None:
+            raise
+    inside = around(outer, name)
+    prime(inside)
+    refuse_carried(inside, outer, name, batch())
+    return inside
 
 
 def refuse_carried(program: Program, outer: Optimizer, name: str, batch: Batch) -> None:

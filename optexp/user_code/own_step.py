@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim import Optimizer
 
-from optexp.errors import NoReference
-from optexp.program import Batch, prime
+from optexp.program import Batch
 from optexp.python_state.slots import Slot
 from optexp.support.float64 import InFloat64
+from optexp.user_code import inner_optimizer
 from optexp.user_code.drawn_alike import Seeded, compiled_code_draws_alike
-from optexp.user_code.inner_optimizer import Around, inner_name, refuse_carried
+from optexp.user_code.inner_optimizer import Around
 from optexp.user_code.learning import new_optimizer
 from optexp.user_code.left_gradients import follow, learn
 from optexp.user_code.own_optimizers import steps_alone
@@ -39,34 +40,19 @@ def with_optimizer(own: UserWorkload, program: OwnProgram, batch: Batch) -> OwnP
 
 
 def primed(own: UserWorkload, program: OwnProgram, dtype: torch.dtype) -> OwnProgram:
-    """A program whose optimizer has its state; it is the inner one where the given one's step() evaluates the model.
+    """A program whose optimizer has its state; see `inner_optimizer.primed`."""
 
-    Raises:
-        NoReference: No inner optimizer makes the update, or a step reads what an earlier one left in the outer one.
-    """
-    outer, wide = program.optimizer, dtype is torch.float64
-    try:
-        with InFloat64() if wide else nullcontext():  # it may make its state now
-            prime(program)
-        return program
-    except NoReference:
-        name = inner_name(outer) if own.own_step else None
-        if name is None:
-            raise
-    assert own.own_step is not None
-    assert outer is not None
-    inner, step = getattr(outer, name), Around(own.own_step, outer, name)
-    program = replace(
-        program,
-        optimizer=inner,
-        step=TrainStep(step, own.layout.unpack),
-        step_state=own.tracked(own.own_step, program.model, inner, aside=(outer,)),
-    )
-    with InFloat64() if wide else nullcontext():
-        prime(program)
-    batch = own.batch(torch.Generator(program.device).manual_seed(0))
-    refuse_carried(program, outer, name, own.in_dtype(batch, dtype))
-    return program
+    def around(outer: Optimizer, name: str) -> OwnProgram:
+        assert own.own_step is not None
+        inner, step = getattr(outer, name), Around(own.own_step, outer, name)
+        state = own.tracked(own.own_step, program.model, inner, aside=(outer,))
+        return replace(program, optimizer=inner, step=TrainStep(step, own.layout.unpack), step_state=state)
+
+    def batch() -> Batch:
+        return own.in_dtype(own.batch(torch.Generator(program.device).manual_seed(0)), dtype)
+
+    with InFloat64() if dtype is torch.float64 else nullcontext():  # the optimizer may make its state now
+        return inner_optimizer.primed(program, around if own.own_step else None, batch)
 
 
 def tried(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from optexp.errors import ConfigError, NoReference, NotCovered
+from optexp.errors import ConfigError, NotCovered
 from optexp.export.patch import applied_at, behind_class, patch
 from optexp.program import (
     Batch,
@@ -26,20 +26,19 @@ from optexp.program import (
     map_batch,
     placed,
     preserved,
-    prime,
     tensors_of,
 )
 from optexp.program.feeds import LoaderFeed
 from optexp.records.patch import Patch
 from optexp.strategy import Notes, Strategy, UserFile
 from optexp.support.float64 import InFloat64
+from optexp.user_code import inner_optimizer
 from optexp.user_code.adapters import Maker, Then, at_home, endless, kind, leading_size, seed_all
 from optexp.user_code.block_batches import varied
 from optexp.user_code.drawn_alike import compiled_code_draws_alike, draws
 from optexp.user_code.find_marks import require_mark
 from optexp.user_code.given_batches import GivenBatches
 from optexp.user_code.importing import require_file
-from optexp.user_code.inner_optimizer import inner_name, refuse_carried
 from optexp.user_code.left_gradients import follow, learn
 from optexp.user_code.loose_tensors import LOOSE, LooseTensors
 from optexp.user_code.misplaced_mark import misplaced
@@ -270,25 +269,14 @@ class Script(Workload):
         return keeping(replace(program, called_with=None if first is None else (first.args, first.kwargs)))
 
     def _primed(self, program: OwnProgram, batch: Batch, device: torch.device, dtype: torch.dtype) -> OwnProgram:
-        """A program whose optimizer has its state; it is the inner one where the mark's step() evaluates the model.
+        """A program whose optimizer has its state; see `inner_optimizer.primed`."""
 
-        Raises:
-            NoReference: No inner optimizer makes the update, or a step reads what an earlier one left in the outer one.
-        """
-        outer = program.optimizer
-        try:
-            prime(program)
-            return program
-        except NoReference:
-            name = inner_name(outer) if outer is self.reached.mark.optimizer else None
-            if name is None:
-                raise
-        assert outer is not None
-        self.reached = replace(self.reached, inner=name)
-        program = self._program(Body(self.reached), program.model, self.reached.optimizer, device, dtype)
-        prime(program)
-        refuse_carried(program, outer, name, batch)
-        return program
+        def around(_: torch.optim.Optimizer, name: str) -> OwnProgram:
+            self.reached = replace(self.reached, inner=name)
+            return self._program(Body(self.reached), program.model, self.reached.optimizer, device, dtype)
+
+        own = program.optimizer is self.reached.mark.optimizer
+        return inner_optimizer.primed(program, around if own else None, lambda: batch)
 
     def _program(
         self, body: Body, model: nn.Module, optimizer: Any, device: torch.device, dtype: torch.dtype
