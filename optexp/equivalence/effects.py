@@ -9,7 +9,7 @@ from torch import Tensor
 
 from optexp.equivalence.gates import structure
 from optexp.equivalence.nature import SURELY
-from optexp.equivalence.observation import Observation, unpacked
+from optexp.equivalence.observation import NAMES, Observation, unpacked
 from optexp.equivalence.optimizer_rules import LEFT
 from optexp.equivalence.rule import RULE
 from optexp.equivalence.tensor_math import alike, finite, identical, rms
@@ -151,7 +151,7 @@ def optional(name: str) -> bool:
     business, and what an optimizer keeps beside its parameters' state only once it has changed."""
     rate = "/optimizer/group" in name and name.endswith("/lr")
     counts = is_counted(name.partition("/")[2])
-    packed = ("memory/", "remembers/", "keeps/", "moves/", RULE)
+    packed = ("memory/", "remembers/", "keeps/", "moves/", NAMES, RULE)
     return rate or counts or name.startswith(("changed/", "batch/", "timed/", *packed))
 
 
