@@ -148,3 +148,33 @@ def test_a_late_step_is_held_to_limits_of_its_own_python_state(tmp_path):
     result = compared(tmp_path, COUNTED, second, "workload.mode=forward", "measurement.verification_seeds=1")
     assert result.verdict is Verdict.NOT_EQUIVALENT, result.headline
     assert "after 48 steps: output" in result.headline
+
+
+LENGTHS = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.project(x) + PLACES
+
+def get_inputs():
+    return [torch.randn(2, int(torch.randint(3, 9, ())), 4)]
+"""
+SINES = "torch.arange(x.shape[1])[:, None].sin()"
+
+
+def test_what_is_remembered_of_a_short_batch_is_tried_on_a_longer_one(tmp_path):
+    second = LENGTHS.replace(
+        "return self.project(x) + PLACES",
+        "self.most = getattr(self, 'most', x.shape[1])\n"
+        "        return self.project(x) + torch.arange(x.shape[1])[:, None].clamp(max=self.most - 1).sin()",
+    )
+    settings = ("workload.mode=forward", "measurement.verification_seeds=1", "seed=9")
+    result = compared(tmp_path, LENGTHS.replace("PLACES", SINES), second, *settings)
+    assert result.verdict is Verdict.NOT_EQUIVALENT, result.headline
+    assert "after 48 steps: output" in result.headline
