@@ -91,7 +91,7 @@ def _effects(seen: Observation, baseline: Observation) -> Iterator[Finding]:
     for name in sorted(changed ^ expected):
         whose = "the caller's batch" if name.startswith("input/") else "it"
         what = f"changes {whose}; the baseline leaves it alone"
-        what = what if name in changed else f"leaves {whose}; the baseline does not"
+        what = what if name in changed else f"leaves {whose} as it was; the baseline changes it"
         yield broken(name.removeprefix("changed/"), f"the step {what}")
 
 
