@@ -57,7 +57,10 @@ def pullback(program: Program, batch: Batch) -> Outputs:
 
 
 def _both_passes(program: Program, batch: Batch) -> Outputs:
-    """The loss and what the program shows beside it, detached; gradients are in `p.grad`."""
+    """The loss and what the program shows beside it, detached; gradients are in `p.grad`.
+
+    A parameter among the outputs is state: the optimizer changes it after the step.
+    """
     assert program.loss is not None
     output = program.predict(batch)
     loss = program.loss(output, batch)
@@ -65,7 +68,10 @@ def _both_passes(program: Program, batch: Batch) -> Outputs:
     found = {"loss": loss.detach()}
     if not program.shows or isinstance(output, Tensor) or loss_in(output) is not None:
         return found
-    return found | {name: tensor.detach() for name, tensor in flatten(output).items()} | others(output)
+    tensors = {
+        name: tensor for name, tensor in flatten(output).items() if not (tensor.is_leaf and tensor.requires_grad)
+    }
+    return found | {name: tensor.detach() for name, tensor in tensors.items()} | others(output)
 
 
 STEPS: dict[str, Step] = {"forward": forward, "forward_backward": forward_backward, "train": train}

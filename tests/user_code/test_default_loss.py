@@ -63,7 +63,8 @@ class Model(nn.Module):
 
     def forward(self, x):
         y = self.out(x)
-        return {"y": 100 * y, "best": y.argmax(-1), "width": 1e-4 * y.var(-1), "rows": len(y)}
+        own = {"weight": self.out.weight, "rows": len(y)}
+        return own | {"y": 100 * y, "best": y.argmax(-1), "width": 1e-4 * y.var(-1)}
 
 def get_inputs():
     return [torch.randn(5, 8)]
