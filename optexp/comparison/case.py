@@ -26,6 +26,7 @@ class StepTraits:
     keeps:   names of the model's Python attributes that every step changes
     step_s:  rough seconds of a step
     own:     the user's code trains, by a step or an optimizer that may do other things at times
+    sized:   batches of several sizes take turns: how many batches; else 1
     """
 
     random: bool = False
@@ -33,11 +34,13 @@ class StepTraits:
     keeps: Sequence[str] = ()
     step_s: float = 0.0
     own: bool = False
+    sized: int = 1
 
     @classmethod
     def of(cls, setup: SetUp) -> StepTraits:
         """The traits that the bare program's arm found."""
-        return cls(setup.random, setup.carries, setup.keeps, setup.step_s, setup.own_step)
+        sized = setup.turn if setup.sized > 1 else 1
+        return cls(setup.random, setup.carries, setup.keeps, setup.step_s, setup.own_step, sized)
 
 
 @dataclass(frozen=True)

@@ -60,10 +60,13 @@ def check_later_step(
     """After many, whatever is timed: a copy that was made before the first shows once what it was made of has changed,
     as weights that other code exchanges now and then; so does a first result that is returned ever after, where Python
     state is put back before every other check. Where nothing is timed, batches get other values halfway: a result that
-    is remembered by its input's address shows. Training has its own gradients, and a trajectory."""
-    steps = min(LATER, max(COUNTED, int(LATER_S / max(case.steps.step_s, 1e-9))))
-    replay = _replay(case, reference, yardstick, steps)
-    _judge(case, found, replace(replay, renewed=case.session.experiment.verify == "only"), candidate)
+    is remembered by its input's address shows. Of batches of several sizes each is the first one once, as what is
+    remembered of a short one may be wrong for a longer one alone. Training has its own gradients, and a trajectory."""
+    steps = min(LATER, max(COUNTED, int(LATER_S / max(case.steps.step_s, 1e-9) / case.steps.sized)))
+    replay = replace(_replay(case, reference, yardstick, steps), renewed=case.session.experiment.verify == "only")
+    for first in range(case.steps.sized):
+        if found.ok:
+            _judge(case, found, replace(replay, end=End(steps, first)), candidate)
 
 
 def check_moved_parameters(

@@ -11,7 +11,7 @@ from itertools import zip_longest
 
 from torch import Tensor
 
-from optexp.equivalence.observation import Observation, unpacked
+from optexp.equivalence.observation import NAMES, Observation, unpacked
 from optexp.equivalence.optimizer_rules import LEFT as LEFT
 from optexp.python_state import likeness, model_state
 from optexp.python_state.model_state import Change
@@ -47,19 +47,19 @@ class Attributes:
         self, seen: Observation, baseline: Observation, unit: float, drifted: bool = False
     ) -> Iterator[Finding]:
         """Where the candidate's step goes on otherwise. Of another model than the baseline's, whose attributes are its
-        own affair, only tensors that both keep count.
+        own affair, only tensors that both keep count, in the same places of a list or a dict.
 
         unit:    u of the arithmetic
         drifted: each arm made many steps before
         """
-        another = bool(seen["flag/another_model"])
+        another, held = bool(seen["flag/another_model"]), _names(seen)
         made, expected = changes(seen), changes(baseline)
         for name in sorted(made | expected):
             ours, theirs = made.get(name), expected.get(name)
             if (text := self._differs(name, ours, theirs, unit, drifted)) is None:
                 continue
-            counts = any(change is not None and not change.numbers for change in (ours, theirs))
-            if (another and counts) or not any(change is not None and change.state for change in (ours, theirs)):
+            own = another and _own_affair(ours, theirs, name in held)
+            if own or not any(change is not None and change.state for change in (ours, theirs)):
                 yield Finding(NAMED + name, bitwise=True, message=f"{NAMED}{name}: {text}; it shows in no result")
             else:
                 yield broken(NAMED + name, text)
@@ -74,6 +74,25 @@ class Attributes:
         if likeness.alike(ours.pair, theirs.pair, unit, self.blurred.get(name, ()), drifted):
             return None
         return OTHER
+
+
+def _own_affair(ours: Change | None, theirs: Change | None, held: bool) -> bool:
+    """Whether another model than the baseline's may keep other things: counts, what one of both models lacks, and lists
+    and dicts with other entries. Later steps show what comes of them.
+
+    held: the other model has something of that name
+    """
+    if any(change is not None and not change.numbers for change in (ours, theirs)):
+        return True
+    if ours is None or theirs is None:
+        return theirs is None or not held
+    return not likeness.alike_in_kind(ours.pair, theirs.pair)
+
+
+def _names(seen: Observation) -> set[str]:
+    """Names of what another model than the baseline's keeps in Python."""
+    packed = seen.get(NAMES)
+    return set() if packed is None else {*packed.cpu().numpy().tobytes().decode().splitlines()}
 
 
 def changes(observation: Mapping[str, Tensor]) -> dict[str, Change]:

@@ -66,6 +66,7 @@ class Fp64Results:
     """Results of one set of inputs, on one device, from one initial state.
 
     golden:        of each step from the initial state, which all arms share
+    begins_with:   Python state that the last of these steps began with
     update_inputs: of the last run of each step
     zeros, terms:  see `optexp.equivalence.gradient_terms`; terms are None before the first use
     looked_at:     gradients of which it is known whether they are zero
@@ -73,6 +74,7 @@ class Fp64Results:
     """
 
     golden: dict[int, Observation] = field(default_factory=dict)
+    begins_with: PythonState = field(default_factory=PythonState)
     update_inputs: UpdateInputs = field(default_factory=UpdateInputs)
     zeros: dict[str, float] = field(default_factory=dict)
     looked_at: set[str] = field(default_factory=set)

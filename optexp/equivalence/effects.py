@@ -9,7 +9,7 @@ from torch import Tensor
 
 from optexp.equivalence.gates import structure
 from optexp.equivalence.nature import SURELY
-from optexp.equivalence.observation import Observation, unpacked
+from optexp.equivalence.observation import NAMES, Observation, unpacked
 from optexp.equivalence.optimizer_rules import LEFT
 from optexp.equivalence.rule import RULE
 from optexp.equivalence.tensor_math import alike, finite, identical, rms
@@ -91,7 +91,7 @@ def _effects(seen: Observation, baseline: Observation) -> Iterator[Finding]:
     for name in sorted(changed ^ expected):
         whose = "the caller's batch" if name.startswith("input/") else "it"
         what = f"changes {whose}; the baseline leaves it alone"
-        what = what if name in changed else f"leaves {whose}; the baseline does not"
+        what = what if name in changed else f"leaves {whose} as it was; the baseline changes it"
         yield broken(name.removeprefix("changed/"), f"the step {what}")
 
 
@@ -154,7 +154,7 @@ def optional(name: str) -> bool:
     """
     rate = "/optimizer/group" in name and name.endswith("/lr")
     counts = is_counted(name.partition("/")[2])
-    packed = ("memory/", "remembers/", "keeps/", "moves/", RULE)
+    packed = ("memory/", "remembers/", "keeps/", "moves/", NAMES, RULE)
     return rate or counts or name.startswith(("changed/", "batch/", "timed/", *packed))
 
 

@@ -108,6 +108,7 @@ class Fp64Reference:
     def recall(self, observation: Mapping[str, Tensor]) -> None:
         """Begin a set with the batch of a timed step, from the baseline's replay."""
         self._begin(self.source.recall(observation))
+        self.recalled = True
 
     def rest(self) -> None:
         """Keep neither batches nor results."""
@@ -117,6 +118,7 @@ class Fp64Reference:
     def _begin(self, drawn: DrawnSet) -> None:
         self.drawn, self.results, self.begins_with = drawn, Fp64Results(), PythonState()
         self.registered: Observation = {}
+        self.recalled = False
 
     def turn_parameters(self) -> None:
         """Turn the parameters that all arms begin with."""
@@ -175,17 +177,19 @@ class Fp64Reference:
     def step(self, index: int, state: Mapping[str, Tensor]) -> Observation:
         """Tensors out/, input/, grad/, buffer/ and param/ of a step from `state`, where fp64 runs.
 
-        Results from the initial state, which all arms share, are cached.
+        Results from the initial state, which all arms share, are cached. Of a recalled step with the Python state that
+        it begins with: runs that widen its limits begin with the first one.
         index: of the batch
         Raises NoReference where the step does not run in float64, or computes a result in a narrower dtype.
         """
         shared = state is self.initial
-        if shared and index in self.results.golden:
+        begins = self.recalled and self.results.begins_with != self.begins_with
+        if shared and index in self.results.golden and not begins:
             return self.results.golden[index]
         self.results.forget_large()  # one of them at a time is all that fits
         golden = self.step_on(self.batches[index % len(self.batches)], index, state)
         if shared:
-            self.results.golden[index] = golden
+            self.results.golden[index], self.results.begins_with = golden, self.begins_with
         return golden
 
     def step_on(self, given: Batch, index: int, state: Mapping[str, Tensor] | None) -> Observation:

@@ -79,8 +79,9 @@ def nonfinite(x: Tensor) -> Tensor:
 FAMILIES: dict[str, Callable[[Tensor], Tensor]] = {
     f.__name__: f for f in (integers, corners, large, small, offset, constant_rows, structured, nonfinite)
 }
-FEW = {"corners", "large"}  # these show most: without `thorough` there are no others
-FEW_WITH_GRADIENTS = {"corners", "small", "offset"}  # `small` shows an eps of statistics, `offset` bounds of gradients
+# These show most: without `thorough` there are no others. `small` shows an eps of statistics over a whole batch, too.
+FEW = {"corners", "large", "small"}
+FEW_WITH_GRADIENTS = {"corners", "small", "offset"}  # `offset` reaches bounds of gradients
 FORWARD_ONLY = {"large", "nonfinite"}  # gradients overflow, or are NaN whatever computes them
 
 

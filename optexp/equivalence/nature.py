@@ -21,7 +21,8 @@ from optexp.support.tolerances import SMALL
 
 MEASURED = ("G1", "G2", "G3", "CAP")  # gates of which an error is known
 SURELY = 64.0  # u·s: an error so small is called rounding, whatever it looks like
-MOST, MOST_UNITS = 0.02, 32.0  # of s, and of u·s: whichever is more; above it nothing is called rounding
+MOST, MOST_UNITS = 0.02, 32.0  # of s, and of u·s; above both, and MOVED, nothing is called rounding
+MOVED = 16.0  # times as far as rounding and other orders move the baseline's, as where large numbers cancel
 LOWER = 0.0005  # of s: more than rounding in float32 leaves, and about what inputs rounded to TF32 do
 SPREAD = 0.01  # of the elements at least, that hold the error (its participation ratio; Gaussian noise: a third)
 FOLLOWS = 0.25  # of the square of the error, that the mean of elements with like values may hold
@@ -58,11 +59,12 @@ def explained(finding: Finding, quantity: Quantity, causes: Mapping[str, Tensor]
         return finding
     if finding.failed == ("CAP",) and (finding.baseline_rms or 0.0) > finding.allowed["CAP"][1]:
         return replace(finding, message=f"{OTHER_CHOICE}; {finding.message}")
-    found = nature(quantity.value, quantity.reference, quantity.scale, quantity.limits.row.unit, causes)
+    unit, moved = quantity.limits.row.unit, finding.yardstick_rms or 0.0
+    found = nature(quantity.value, quantity.reference, quantity.scale, unit, causes, moved)
     if found.kind == ROUNDING:
         ratios = {"G2": finding.max_ratio, "G3": finding.block_ratio}
         times = ratios.get(finding.gate, finding.error_ratio) or finding.error_ratio or 0.0
-        coarse = quantity.limits.row.unit < LOWER < quantity.found.rms / quantity.scale
+        coarse = unit < LOWER < quantity.found.rms / quantity.scale
         cause = LOWER_OR_OTHER if coarse else ROUNDING_OR_NEAR
         message = f"less exact than the baseline by {times:.3g}×: {cause}; {finding.message}"
     else:
@@ -71,16 +73,24 @@ def explained(finding: Finding, quantity: Quantity, causes: Mapping[str, Tensor]
 
 
 def nature(
-    value: Tensor, reference: Tensor, scale: float, unit: float, causes: Mapping[str, Tensor] | None = None
+    value: Tensor,
+    reference: Tensor,
+    scale: float,
+    unit: float,
+    causes: Mapping[str, Tensor] | None = None,
+    moved: float = 0.0,
 ) -> Nature:
-    """Of the error of `value`, whose reference has the size `scale`, in arithmetic with the unit roundoff `unit`."""
+    """Of the error of `value`, whose reference has the size `scale`, in arithmetic with the unit roundoff `unit`.
+
+    moved: how far rounding and other orders move the baseline's value
+    """
     count = value.numel()
     size = sqrt(sum(float(error.square().sum()) for error, _ in _errors(value, reference)) / max(count, 1))
     if not size:
         return Nature()
     if size <= SURELY * unit * scale:
         return Nature(ROUNDING)
-    if size > max(MOST, MOST_UNITS * unit) * scale:
+    if size > max(MOST * scale, MOST_UNITS * unit * scale, MOVED * moved):
         return Nature(OTHER, f"the error is {size / scale:.2g} of the tensor's size: more than any rounding")
     if count < SMALL:
         return Nature() if causes is None else Nature(why=UPDATE)

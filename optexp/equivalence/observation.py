@@ -12,6 +12,7 @@ memory/<name>          of `Program.step_state`, packed, before: only what is no 
 remembers/<name>       of `Program.step_state`, packed, before and after: only what the step changed
 keeps/<name>           of `Program.keeps`, packed, before: only what is no longer as it was at first
 moves/<name>           of `Program.keeps`, packed, before and after: only what the step changed
+names                  of what another model than the baseline's kept in Python before the step, in lines
 rule                   of the optimizer after the step (see `optexp.equivalence.rule`)
 rule called            of the optimizer as it was called, where that is known
 flag/inputs_intact     1 where the step left its batch as it was
@@ -59,6 +60,7 @@ from optexp.support.pausing import Used
 from optexp.support.reading import read, read_all
 
 Observation = dict[str, Tensor]
+NAMES = "names"  # of an observation, of attributes
 OUTLIVED, OUTLIVED_S = (4, 64), 0.25  # least and most steps after which outputs are what they were; seconds of them
 
 
@@ -168,7 +170,7 @@ def _state_after(
     in_full: bool,
     in_part: bool,
 ) -> Observation:
-    """after/, param/, changed/, remembers/ and moves/.
+    """after/, param/, changed/, remembers/, moves/ and names.
 
     called:  hyperparameters that the optimizer was called with, by group
     in_full: with after/
@@ -190,7 +192,12 @@ def _state_after(
         seen |= {f"after/{name}": _copy(tensor) for name, tensor in after.items()}
     if program.step_state is not None:
         seen |= _packed("remembers", program.step_state.changed(start.step_state, program.step_state.read()))
-    return seen | (_packed("moves", program.keeps.moves(start.table)) if program.keeps is not None else {})
+    if program.keeps is None:
+        return seen
+    if program.apart or program.keeps.another:
+        lines = "\n".join(["", *start.table.named(), ""])
+        seen[NAMES] = torch.tensor(list(lines.encode()), dtype=torch.uint8)
+    return seen | _packed("moves", program.keeps.moves(start.table))
 
 
 def _of_outputs(program: Program, outputs: Outputs, returned: Observation, used: dict[str, Tensor]) -> Observation:
@@ -283,7 +290,7 @@ def repeats(program: Program, batch: Batch, snapshot: Snapshot, times: int) -> b
 
 def tensors(seen: Observation) -> Observation:
     """Without what is packed, of which equal values need not be equal bytes."""
-    return {name: tensor for name, tensor in seen.items() if not name.startswith(("keeps/", "moves/", RULE))}
+    return {name: tensor for name, tensor in seen.items() if not name.startswith(("keeps/", "moves/", NAMES, RULE))}
 
 
 def _packed(kind: str, packed: Packed) -> Observation:

@@ -32,6 +32,12 @@ def flatten(value: Any, name: str = "output") -> Outputs:
     return _apart((key, leaf) for key, leaf in _leaves(value, name) if isinstance(leaf, Tensor))
 
 
+def loss_in(value: Any) -> Tensor | None:
+    """The loss that a model returns under this name, as those of Hugging Face do."""
+    found = value.get("loss") if isinstance(value, Mapping) else getattr(value, "loss", None)
+    return found if isinstance(found, Tensor) else None
+
+
 def others(value: Any, name: str = "output") -> Outputs:
     """Entries of a nested output that are no tensors (numbers, lists of numbers, text, bytes, sets), as tensors on the
     CPU.

@@ -148,6 +148,8 @@ class Program:
     forward:    callable that runs the model; the model itself unless a strategy wrapped it (compiled, autocast)
     loss:       `loss(output, batch) -> scalar`; None for pure inference
     targets:    number of a batch's trailing tensors that only the loss reads
+    shows:      a step of both passes returns each of several outputs beside the loss, which nobody chose: of their sum
+                a small output is lost, and integers are no part
     constants:  arguments of the model that are no tensors, by name or, as "0" or "1", by position
     step:       one unit of work; all of its state is in fields of the program
     pullback:   gradients start from the output itself instead of a loss (see `steps.pullback`)
@@ -168,6 +170,7 @@ class Program:
     forward: Callable[..., Any] | None = None
     loss: Callable[[Any, Batch], Tensor] | None = None
     targets: int = 0
+    shows: bool = False
     constants: Mapping[str, Any] = field(default_factory=dict)
     pullback: bool = False
     captured: bool = False

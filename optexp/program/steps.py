@@ -7,7 +7,7 @@ from torch import Tensor
 
 from optexp.program import taken_gradients
 from optexp.program.batches import Batch, Outputs, tensors_of
-from optexp.program.outputs import flatten, others
+from optexp.program.outputs import flatten, loss_in, others
 from optexp.program.program import Program, Step
 from optexp.program.state import clear_gradients
 
@@ -23,14 +23,14 @@ def forward(program: Program, batch: Batch) -> Outputs:
 def forward_backward(program: Program, batch: Batch) -> Outputs:
     """Loss and gradients, no update; gradients are left in `p.grad` (scaled where there is a scaler)."""
     clear_gradients(program.model)
-    return {"loss": _both_passes(program, batch)}
+    return _both_passes(program, batch)
 
 
 def train(program: Program, batch: Batch) -> Outputs:
     """A whole training step: gradients cleared, forward, loss, backward, optimizer."""
     assert program.optimizer is not None
     clear_gradients(program.model)
-    loss = _both_passes(program, batch)
+    outputs = _both_passes(program, batch)
     if program.scaler is None:
         _, taken = taken_gradients.step(program.optimizer)
         for parameter, gradient in taken.items():
@@ -38,7 +38,7 @@ def train(program: Program, batch: Batch) -> Outputs:
     else:
         program.scaler.step(program.optimizer)
         program.scaler.update()
-    return {"loss": loss}
+    return outputs
 
 
 def pullback(program: Program, batch: Batch) -> Outputs:
@@ -56,12 +56,22 @@ def pullback(program: Program, batch: Batch) -> Outputs:
     return {"output": output.detach(), **grads}
 
 
-def _both_passes(program: Program, batch: Batch) -> Tensor:
-    """The loss, detached; its gradients are in `p.grad`."""
+def _both_passes(program: Program, batch: Batch) -> Outputs:
+    """The loss and what the program shows beside it, detached; gradients are in `p.grad`.
+
+    A parameter among the outputs is state: the optimizer changes it after the step.
+    """
     assert program.loss is not None
-    loss = program.loss(program.predict(batch), batch)
+    output = program.predict(batch)
+    loss = program.loss(output, batch)
     (loss if program.scaler is None else program.scaler.scale(loss)).backward()
-    return loss.detach()
+    found = {"loss": loss.detach()}
+    if not program.shows or isinstance(output, Tensor) or loss_in(output) is not None:
+        return found
+    tensors = {
+        name: tensor for name, tensor in flatten(output).items() if not (tensor.is_leaf and tensor.requires_grad)
+    }
+    return found | {name: tensor.detach() for name, tensor in tensors.items()} | others(output)
 
 
 STEPS: dict[str, Step] = {"forward": forward, "forward_backward": forward_backward, "train": train}

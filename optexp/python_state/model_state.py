@@ -40,12 +40,14 @@ class Change:
     begun:  it was no longer as it was at first when the step began
     state:  a step that leaves it unchanged leaves a later step another start: not so of a value made anew from each
             batch, as a map of attention kept for its readers, or made once, as a mask
+    made:   there was nothing at first, and a step makes a new one: of its batch, or of what the step before made
     """
 
     before: Description
     after: Description
     begun: bool
     state: bool
+    made: bool = False
 
     @property
     def pair(self) -> tuple[Description, Description]:
@@ -109,7 +111,7 @@ class ModelState:
             first = Describing(self.first, names)(at_first[name]) if name in at_first else VOID
             made = first in (None, VOID) and _has_tensors(end) and not in_place
             state = not (made or _grown(start, end) or name in RANDOM or name in self.forgetful)
-            found[name] = Change(start, end, not same(first, start), state)
+            found[name] = Change(start, end, not same(first, start), state, made)
         return found
 
     def news(self, now: Table) -> dict[str, bytes]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from optexp.support.eagerly import eagerly
+from optexp.support.float32_draws import DRAWS, drawn
 from optexp.support.narrow_operators import NARROW, in_float32, quantizes
 from optexp.support.wrapper_classes import WrapperClasses
 
@@ -73,6 +74,8 @@ class InFloat64(TorchFunctionMode):
             return self._seen.get(found, found)
         if func in NARROW:
             return NARROW[func](*args, **kwargs)
+        if func in DRAWS and isinstance(kwargs.get("generator"), torch.Generator):
+            return drawn(func, args, kwargs)  # the arms' numbers, from a generator of the user's own
         if quantizes(func):
             return in_float32(func, args, kwargs)
         if func is Tensor.view and not (args[0].is_floating_point() or args[0].is_complex()):

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from optexp.errors import ConfigError, NoReference, first_line
 from optexp.program import Batch, flatten, tensors_of
+from optexp.program.outputs import loss_in
 from optexp.support.random_state import seed_all as seed_all
 from optexp.support.sparse import is_sparse
 from optexp.user_code.objects import made
@@ -226,19 +227,24 @@ def against(loss: Callable[..., Tensor], labels: int) -> Callable[[Any, Batch], 
 
 
 def own_loss(output: Any, batch: Batch) -> Tensor:
-    """The loss of a model's output, else a weighted mean of the squares of its real tensors, and a part of their mean.
+    """The loss of a model's output, else a weighted mean of the squares of its numbers, and a part of their mean;
+    of complex ones by real and imaginary parts.
 
     Raises:
-        ConfigError: the output holds no real numbers.
+        ConfigError: the output holds no real or complex numbers.
     """
-    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if isinstance(own, Tensor):
+    if (own := loss_in(output)) is not None:
         return own
-    real = [tensor for tensor in flatten(output).values() if tensor.is_floating_point() and tensor.numel()]
+    tensors = [in_real_numbers(tensor) for tensor in flatten(output).values()]
+    real = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
     means = [mean_of_squares(tensor.float()) for tensor in real]  # of none it is NaN
     if not means:
         raise ConfigError("the model returns no real numbers, so that there is nothing to learn from: give a loss")
     return torch.stack(means).sum()
+
+
+def in_real_numbers(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def mean_of_squares(tensor: Tensor) -> Tensor:

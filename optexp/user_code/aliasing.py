@@ -184,6 +184,12 @@ def _check_all(before: Holdings, pairs: Mapping[str, Held], left: list[str], aft
 
 def _check_optimizer(before: Holdings, after: Program, author: str) -> None:
     if strange := [tensor for tensor in _strangers(after) if id(tensor) not in before.strangers]:
+        names = {id(parameter): name for name, parameter in after.model.named_parameters()}
+        if more := [names[id(tensor)] for tensor in strange if id(tensor) in names]:
+            raise ConfigError(
+                f"{author}: the model trains {listed(more)}, and the baseline's has no such parameter; training is"
+                " compared parameter by parameter: let it be the one that it is tied to in the baseline, or freeze it"
+            )
         raise ConfigError(
             f"{author}: the optimizer that apply() returns updates {len(strange)} tensors that are none of the model's"
             " parameters as the baseline knows them: put the model's own into its param_groups, and their state with"

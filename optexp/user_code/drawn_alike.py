@@ -13,41 +13,17 @@ from torch.overrides import TorchFunctionMode
 from optexp.equivalence.dropout import NoDropout
 from optexp.errors import Unsupported
 from optexp.support import random_state
+from optexp.support.float32_draws import DRAWS, drawn
 from optexp.support.float64 import is_wide
-
-NEW = {torch.randn, torch.rand}
-LIKE = {torch.randn_like, torch.rand_like}
-IN_PLACE = {
-    Tensor.normal_, Tensor.uniform_, Tensor.exponential_, Tensor.cauchy_, Tensor.log_normal_, Tensor.bernoulli_,
-}  # fmt: skip
-OF_TENSORS = {
-    torch.normal, torch.bernoulli, torch.multinomial, torch.poisson, torch.binomial, Tensor.bernoulli,
-    Tensor.multinomial, torch._standard_gamma, torch._sample_dirichlet,
-}  # fmt: skip
 
 
 class Drawn32(TorchFunctionMode):
-    """Inside, random numbers of float64 are those that the same call draws in float32: generators draw others else."""
+    """Inside, random numbers of float64 are those that the same call draws in float32."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if func not in NEW | LIKE | IN_PLACE | OF_TENSORS:
-            return func(*args, **kwargs)
-        with torch._C.DisableTorchFunction():
-            if func in IN_PLACE:
-                drawn = func(torch.empty_like(args[0], dtype=torch.float32), *map(_narrow, args[1:]), **kwargs)
-                return args[0].detach().copy_(drawn) if args[0].requires_grad else args[0].copy_(drawn)
-            if func in OF_TENSORS:
-                found = func(*map(_narrow, args), **{key: _narrow(value) for key, value in kwargs.items()})
-            else:
-                found = func(*args, **{**kwargs, "dtype": torch.float32})
-            return found.double() if found.is_floating_point() else found
-
-
-def _narrow(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype is torch.float64 else value
+        return drawn(func, args, kwargs or {}) if func in DRAWS else func(*args, **(kwargs or {}))
 
 
 def _state(device: torch.device) -> list[Tensor]:

@@ -30,7 +30,8 @@ class Optimizer:
     cleared:    zero_grad() was called before them
     zeroed:     parameters whose gradients zero_grad(set_to_none=False) leaves as zeros
     recording:  the graph that records steps instead of taking them
-    others:     where other optimizers step, gradients that they take, with versions, by identity of the parameter
+    others:     where other optimizers step, gradients that they take, with versions, by identity of the parameter:
+                copies where the step may add to them later, as the loss of an actor does to its critic's
     held:       identities of the parameters of these
     """
 
@@ -95,9 +96,15 @@ class Optimizer:
     def note(self, other: torch.optim.Optimizer) -> None:
         """Note what another optimizer takes, as its step begins."""
         if other is not self.optimizer:
-            own = {id(p): _versioned(p.grad) for group in other.param_groups for p in group["params"]}
+            own = {id(p): self._versioned(p.grad) for group in other.param_groups for p in group["params"]}
             self.held.update(own)
-            self.others |= {id(p): _versioned(p.grad) for p in self.parameters if id(p) not in self.held} | own
+            self.others |= {id(p): self._versioned(p.grad) for p in self.parameters if id(p) not in self.held} | own
+
+    def _versioned(self, gradient: Tensor | None) -> tuple[Tensor, int] | None:
+        if gradient is None:
+            return None
+        taken = gradient.clone() if self.copies else gradient
+        return taken, taken._version
 
     def take_others(self) -> None:
         """Count the steps of other optimizers, or an update by hand, as one step, if there were any.
@@ -184,10 +191,6 @@ def _hooked() -> None:
             _NOTING[-1].note(other)
 
     register_optimizer_step_pre_hook(torch.compiler.disable(note))
-
-
-def _versioned(gradient: Tensor | None) -> tuple[Tensor, int] | None:
-    return None if gradient is None else (gradient, gradient._version)
 
 
 def has_value(gradient: Tensor) -> bool:

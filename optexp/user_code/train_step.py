@@ -190,7 +190,11 @@ class TrainStep:
         model, optimizer = self.hand(program, looks=True)
         for parameter, gradient in begins.items():
             parameter.grad = gradient
-        self.function(model, self.unpack(batch), optimizer)
+        alone = isinstance(program.optimizer, NotCalled)
+        with optimizer.others_noted() if alone else nullcontext():
+            self.function(model, self.unpack(batch), optimizer)
+        if alone:
+            optimizer.take_others()
         held = {id(p) for group in program.optimizer.param_groups for p in group["params"]}
         taken = optimizer.taken or [parameter.grad for parameter in optimizer.parameters]
         own = [g for p, g in zip(optimizer.parameters, taken, strict=True) if id(p) in held]

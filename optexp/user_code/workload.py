@@ -48,6 +48,7 @@ from optexp.user_code.adapters import (
     fits,
     kind,
     leading_size,
+    own_loss,
     scalar,
     seed_all,
 )
@@ -211,7 +212,7 @@ class UserWorkload(Workload):
             self.layout = self.learn_layout(model, device, dtype, labels=0)
         if parts.train_step is not None and not own_step:
             self.remarks.append(f"train_step is not run in mode={self.mode}: workload.mode=train judges it")
-        loss = scalar(criterion(self)) if trains and not own_step else None
+        chosen = criterion(self) if trains and not own_step else None
         given = self.optimizer is not None or parts.optimizer is not None
         with InFloat64() if dtype is torch.float64 else nullcontext():  # it may make its state now
             optimizer = None if not learns else new_optimizer(self, model) if given or not own_step else NotCalled()
@@ -224,7 +225,8 @@ class UserWorkload(Workload):
             model=model,
             step=TrainStep(own_step, self.layout.unpack) if own_step else STEPS[self.mode],
             feed=self.feed(device, dtype),
-            loss=loss,
+            loss=None if chosen is None else scalar(chosen),
+            shows=chosen is own_loss,
             targets=self.targets,
             constants=self.layout.constants,
             layout=self.layout,

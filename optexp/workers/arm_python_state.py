@@ -9,8 +9,8 @@ from optexp.workers.arm_program import Holder
 
 
 def moving_state(holder: Holder) -> list[str]:
-    """Names of what the model keeps in Python and changes in a step, and again in the next one. What becomes
-    another thing each time, as a time does, is left out from now on."""
+    """Names of what the model keeps in Python and changes in a step, and again in the next one, a cache of keys that a
+    step joins to its own included. What becomes another thing each time, as a time does, is left out from now on."""
     keeps = holder.program.keeps
     assert keeps is not None
     if not keeps.changes(holder.initial.kept, keeps.read()):
@@ -28,7 +28,7 @@ def moving_state(holder: Holder) -> list[str]:
     one, other = runs
     both = one.keys() & other.keys()
     keeps.unsteady = {*one, *other} - {name for name in both if likeness.alike(one[name].pair, other[name].pair)}
-    return sorted(name for name in both - keeps.unsteady - keeps.forgetful if one[name].state)
+    return sorted(name for name in both - keeps.unsteady - keeps.forgetful if one[name].state or one[name].made)
 
 
 def note_forgetful(holder: Holder) -> None:

@@ -22,7 +22,7 @@ from optexp.equivalence.trajectory import Rates
 from optexp.errors import ConfigError, NoReference, Unsupported
 from optexp.kernelkit import toolchain
 from optexp.measurement import clock, placement
-from optexp.program import Outputs, Program, Snapshot, gradients, keeping
+from optexp.program import Outputs, Program, Snapshot, gradients, keeping, tensors_of
 from optexp.program.counters import meet
 from optexp.strategy import Composed, Notes, Strategy, captures, compose
 from optexp.support import own_code, sparse
@@ -137,6 +137,7 @@ class Built(Compiled):
         self._settle_scale()
         require_comparable(outputs, self.program)
         sizes = list(map(nbytes, self.batches))
+        shapes = {tuple(tuple(t.shape) for t in tensors_of(batch).values()) for batch in self.batches}
         result_bytes = sum(tensor.numel() for tensor in outputs.values()) * spec.torch_dtype.itemsize
         self.largest_result = max((tensor.nbytes for tensor in outputs.values()), default=0)
         del outputs
@@ -149,6 +150,7 @@ class Built(Compiled):
             batch_bytes=sum(sizes) / len(sizes),
             queue=self.program.feed.queue,
             turn=self.distinct,
+            sized=len(shapes),
             varied=varied,
             carries=carries,
             keeps=moving_state(self),

@@ -63,7 +63,7 @@ class SetUp:
     random:      a step draws random numbers
     batch_bytes: mean size of a batch
     queue:       batches that the feed takes ahead
-    turn:        distinct batches that take turns
+    turn:        distinct batches that take turns;  sized: how many sizes these have
     varied:      parameters that have other values than they begin with
     carries:     steps change buffers, which the next one may begin with
     keeps:       names of Python state of the model that every step changes
@@ -89,6 +89,7 @@ class SetUp:
     workload: WorkloadInfo
     own_step: bool = False
     rebuilt: bool = False
+    sized: int = 1
     phases: dict[str, float] = field(default_factory=dict)
     inherited_s: float = 0.0
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from optexp.program import Batch, Outputs, Program
+from optexp.program import Batch, Outputs, Program, keeping
 
 
 class Plain(nn.Module):
@@ -96,6 +96,45 @@ class Listed(Plain):
         return output + torch.stack(self.bank).mean(0)
 
 
+class ListOfKeys(Plain):
+    """Adds a mean over its last four calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = super().forward(x)
+        self.keys.append(output.detach())
+        self.keys = self.keys[-4:]
+        return output + torch.stack(self.keys).tanh().mean(0)
+
+
+class RingOfKeys(Plain):
+    """The same in one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ring, self.at = torch.zeros(4, 8, 10), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = super().forward(x)
+        self.ring = self.ring.to(output)
+        self.ring[self.place()] = output.detach()
+        self.at += 1
+        return output + self.ring[: min(self.at, 4)].tanh().mean(0)
+
+    def place(self) -> int:
+        return self.at % 4
+
+
+class FullRing(RingOfKeys):
+    """Wrong: writes the last place over and over."""
+
+    def place(self) -> int:
+        return min(self.at, 3)
+
+
 class Recurrent(Plain):
     """Goes on from the state that the call before left."""
 
@@ -167,6 +206,17 @@ def of(cls: type[nn.Module], another: bool = False) -> Any:
         assert program.keeps is not None
         program.keeps.another = another
         return program
+
+    return change
+
+
+def instead(cls: type[nn.Module]) -> Any:
+    """The program with a new model of a class that holds things of its own."""
+
+    def change(program: Program) -> Program:
+        model = cls()
+        model.load_state_dict(program.model.state_dict())
+        return keeping(replace(program, model=model))
 
     return change
 

@@ -11,7 +11,9 @@ from torch import nn
 
 from optexp.equivalence import input_families
 from optexp.equivalence.input_families import FAMILIES, NONCONTIGUOUS, exchanged, of, refilled, with_gaps
+from optexp.result import Verdict
 from optexp.workloads.softmax import Softmax
+from tests.two_files import compared
 
 
 def batch():
@@ -275,3 +277,46 @@ def test_a_mask_is_one_in_every_family(check, how, ok):
         Workload(rows=32, columns=16), lambda program: replace(program, forward=how), families=["corners", "integers"]
     )
     assert found.ok is ok, found.headline
+
+
+class Gate(nn.Module):
+    """1 − exp(−r), whose root has no gradient in float32 where r is far below a rounding of 1."""
+
+    def __init__(self, decayed=lambda r: 1 - (-r).exp()):
+        super().__init__()
+        self.rate, self.out, self.decayed = nn.Parameter(torch.zeros(192)), nn.Linear(192, 10), decayed
+
+    def forward(self, x):
+        rate = (x.flatten(1).square() + 1e-11) * self.rate.exp()
+        return self.out(self.decayed(rate).sqrt())
+
+
+@pytest.mark.parametrize("formula", [lambda r: -torch.expm1(-r), lambda r: 1 - (-r).exp()], ids=["expm1", "the same"])
+def test_a_family_on_which_gradients_overflow_in_float32_alone_is_noted(check, net, formula):
+    def stable(program):
+        program.model.decayed = formula
+        return program
+
+    found = check(net(mode="forward_backward", make=Gate), stable, families=["corners"])
+    assert found.ok, found.headline
+    assert any("corners prove nothing" in note and "where float64 has numbers" in note for note in found.notes)
+
+
+LOUDNESS = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.log(x.square().mean(-1) + 1e-6)
+
+def get_inputs():
+    return [torch.randn(2, 64)]
+"""
+
+
+def test_an_eps_of_a_statistic_over_each_of_few_samples_shows(tmp_path):
+    second = LOUDNESS.replace("x.square().mean(-1) + 1e-6", "x.square().mean(-1).clamp(min=1e-6)")
+    result = compared(tmp_path, LOUDNESS, second, "workload.mode=forward", "measurement.verification_seeds=1")
+    assert result.verdict is Verdict.NOT_EQUIVALENT, result.headline
+    assert "small inputs" in result.headline

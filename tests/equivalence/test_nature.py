@@ -83,6 +83,14 @@ def test_few_elements_tell_only_by_their_size() -> None:
     assert nature(one, one, 1.0, UNIT).kind == ""
 
 
+def test_much_is_rounding_where_the_baseline_rounds_by_much() -> None:
+    """Where a mean of 64 hides a spread of an eighth, gradients of a norm round by parts of a hundred."""
+    x = drawn(64, 33)
+    off = x + 0.03 * drawn(64, 33, seed=1)
+    assert nature(off, x, 1.0, UNIT, moved=0.004).kind == ROUNDING
+    assert nature(off, x, 1.0, UNIT, moved=0.001).kind == OTHER
+
+
 UPDATED = drawn(64, 16, seed=6), drawn(64, 16, seed=7)  # the parameter, and its change
 
 

@@ -622,7 +622,10 @@ def test_what_a_step_leaves_in_its_input_is_judged_like_an_output(check, net):
     assert verification.ok, verification.headline
     assert verification.tensors["input/0"].error_rms > 0
     assert "input/0 fails G" in check(cached, with_factor(1.001)).headline
-    assert "the step leaves the caller's batch; the baseline does not" in check(cached, with_factor(None)).headline
+    assert (
+        "the step leaves the caller's batch as it was; the baseline changes it"
+        in check(cached, with_factor(None)).headline
+    )
     alone = check(net(mode="forward", make=lambda: Cached(None)), with_factor(1.0))
     assert "the step changes the caller's batch; the baseline leaves it alone" in alone.headline
 

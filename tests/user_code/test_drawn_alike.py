@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from optexp.errors import Unsupported
-from optexp.support.float64 import InFloat64
+from optexp.result import Verdict
+from optexp.support.float64 import InFloat64, is_wide
 from optexp.user_code.drawn_alike import draws, seeded
+from tests.two_files import compared
 
 CPU = torch.device("cpu")
 KINDS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -56,3 +59,54 @@ def test_a_graph_holds_no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(Unsupported, match="a CUDA graph holds no seed"), seeded(0, torch.device("cuda"), wide=False):
         pass
+
+
+OWN_GENERATOR: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "randn": lambda like, own: torch.randn(like.shape, generator=own),
+    "normal_": lambda like, own: torch.empty_like(like).normal_(generator=own),
+    "bernoulli": lambda like, own: torch.bernoulli(like.sigmoid(), generator=own),
+}
+
+
+@pytest.mark.parametrize("kind", OWN_GENERATOR)
+def test_float64_draws_what_float32_draws_from_a_generator_of_the_users(kind: str) -> None:
+    like, (first, second) = torch.linspace(-1, 1, 40), (torch.Generator().manual_seed(3) for _ in range(2))
+    narrow = OWN_GENERATOR[kind](like, first)
+    with InFloat64(torch.float32):
+        wide = OWN_GENERATOR[kind](like.double(), second)
+    assert is_wide(wide)
+    torch.testing.assert_close(wide.float(), narrow)
+    assert torch.equal(first.get_state(), second.get_state())
+
+
+NOISY = """
+import torch
+from torch import nn
+
+own = torch.Generator().manual_seed(1)
+
+def Model():
+    return nn.Linear(4, 2)
+
+def get_inputs():
+    return [torch.randn(8, 4), torch.randint(2, (8,))]
+
+def get_optimizer(params):
+    return torch.optim.SGD(params, lr=0.1)
+
+def train_step(model, batch, optimizer):
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    for p in model.parameters():
+        p.grad += 0.1 * torch.randn(p.shape, generator=own)
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scale", "verdict"), [("torch.randn", Verdict.VERIFIED), ("1.1 * torch.randn", Verdict.NOT_EQUIVALENT)]
+)
+def test_noise_of_a_generator_of_the_users_is_compared(tmp_path: Path, scale: str, verdict: Verdict) -> None:
+    result = compared(tmp_path, NOISY, NOISY.replace("torch.randn(p", f"{scale}(p"), "measurement.verification_seeds=1")
+    assert result.verdict is verdict, result.headline

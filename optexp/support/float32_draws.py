@@ -1,0 +1,37 @@
+"""Random numbers in float64 that are those of the same call in float32: generators draw others else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NEW = {torch.randn, torch.rand}
+LIKE = {torch.randn_like, torch.rand_like}
+IN_PLACE = {
+    Tensor.normal_, Tensor.uniform_, Tensor.exponential_, Tensor.cauchy_, Tensor.log_normal_, Tensor.bernoulli_,
+}  # fmt: skip
+OF_TENSORS = {
+    torch.normal, torch.bernoulli, torch.multinomial, torch.poisson, torch.binomial, Tensor.bernoulli,
+    Tensor.multinomial, torch._standard_gamma, torch._sample_dirichlet,
+}  # fmt: skip
+DRAWS = NEW | LIKE | IN_PLACE | OF_TENSORS
+
+
+def drawn(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Results of a call of one of `DRAWS`, drawn in float32 and widened."""
+    with torch._C.DisableTorchFunction():
+        if func in IN_PLACE:
+            values = func(torch.empty_like(args[0], dtype=torch.float32), *map(_narrow, args[1:]), **kwargs)
+            return args[0].detach().copy_(values) if args[0].requires_grad else args[0].copy_(values)
+        if func in OF_TENSORS:
+            found = func(*map(_narrow, args), **{key: _narrow(value) for key, value in kwargs.items()})
+        else:
+            found = func(*args, **{**kwargs, "dtype": torch.float32})
+        return found.double() if found.is_floating_point() else found
+
+
+def _narrow(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype is torch.float64 else value
