@@ -127,9 +127,7 @@ def _leaves(model: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def disturbed(
-    model: nn.Module, seed: int | None, some: Mapping[str, nn.Parameter] | None = None
-) -> Iterator[None]:
+def disturbed(model: nn.Module, seed: int | None, some: Mapping[str, nn.Parameter] | None = None) -> Iterator[None]:
     """Inside, every parameter begins with as much noise, each value in proportion to itself; with a seed, that is.
     The noise is gone afterwards, and a step's changes remain.
 

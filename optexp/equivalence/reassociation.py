@@ -45,10 +45,12 @@ _WHOLE = (
 )
 # Factorizations of their first argument: exact for a matrix that is off by a few u of its norm, however small an element
 # is. In float32, LAPACK's LU and Cholesky are exact for one that is off by 1 to 2 u of it, QR by 2 to 7, eigh and SVD by 5 to 20.
-_FACTORED = frozenset("""
+_FACTORED = frozenset(
+    """
     linalg_inv_ex _linalg_solve_ex linalg_cholesky_ex _linalg_eigh linalg_eig _linalg_eigvals _linalg_svd linalg_qr
     linalg_lu_factor_ex linalg_lu linalg_lstsq linalg_matrix_exp _linalg_det _linalg_slogdet linalg_ldl_factor_ex linalg_pinv geqrf
-""".split())
+""".split()
+)
 BACKWARD = 4.0  # u of the RMS of a matrix: Gaussian noise in its elements
 _COMPOSITE = """
     native_batch_norm native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward
@@ -146,7 +148,6 @@ class Reassociated(EagerMode):
         moved = value.clone()
         self.round_(moved)
         return moved
-
 
     def _factored(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """A factorization of matrices that are off by rounding of their norm, where it exists for these."""

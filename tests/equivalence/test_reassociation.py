@@ -304,7 +304,11 @@ def test_an_inverse_by_any_factorization_lies_within_four_times_the_runs() -> No
         matrix = x @ x.mT / 16 + torch.eye(16)
         values, vectors = torch.linalg.eigh(matrix)
         u, sizes, v = torch.linalg.svd(matrix)
-        others = [(vectors / values) @ vectors.mT, (v.mT / sizes) @ u.mT, torch.linalg.cholesky(matrix).cholesky_inverse()]
+        others = [
+            (vectors / values) @ vectors.mT,
+            (v.mT / sizes) @ u.mT,
+            torch.linalg.cholesky(matrix).cholesky_inverse(),
+        ]
         exact = torch.linalg.inv(matrix.double())
         limit = 4 * max(errors(torch.linalg.inv, matrix))
         beyond += max(error(other, exact) for other in others) > limit
