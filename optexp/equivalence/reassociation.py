@@ -43,14 +43,14 @@ _WHOLE = (
     *("grid_sampler", "_cudnn_rnn", "mkldnn_rnn", "_thnn", "miopen_rnn", "lstm", "gru", "_ctc_loss", "_cudnn_ctc"),
     *("_scaled_dot_product", "_efficient_attention", "_flash_attention", "segment_reduce", "_segment_reduce"),
 )
-# Factorizations of their first argument: exact for a matrix that is off by a few u of its norm, however small an element
-# is. In float32, LAPACK's LU and Cholesky are exact for one that is off by 1 to 2 u of it, QR by 2 to 7, eigh and SVD by 5 to 20.
-_FACTORED = frozenset(
-    """
+# Factorizations of their first argument: exact for a matrix that is off by a few u of its norm, however small an
+# element is. LAPACK's in float32: Cholesky and LU for one that is off by 1 to 2 u, QR 2 to 7, eigh and SVD 5 to 20.
+_FACTORIZATIONS = """
     linalg_inv_ex _linalg_solve_ex linalg_cholesky_ex _linalg_eigh linalg_eig _linalg_eigvals _linalg_svd linalg_qr
-    linalg_lu_factor_ex linalg_lu linalg_lstsq linalg_matrix_exp _linalg_det _linalg_slogdet linalg_ldl_factor_ex linalg_pinv geqrf
-""".split()
-)
+    linalg_lu_factor_ex linalg_lu linalg_lstsq linalg_matrix_exp _linalg_det _linalg_slogdet linalg_ldl_factor_ex
+    linalg_pinv geqrf
+"""
+_FACTORED = frozenset(_FACTORIZATIONS.split())
 BACKWARD = 4.0  # u of the RMS of a matrix: Gaussian noise in its elements
 _COMPOSITE = """
     native_batch_norm native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward
