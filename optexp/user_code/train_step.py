@@ -12,7 +12,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from optexp.errors import NoReference, Unsupported
+from optexp.errors import LEFT_OUT, NoReference, Unsupported
 from optexp.program import Batch, NotCalled, Outputs, Program, flatten, others
 from optexp.python_state.variables import records_graphs
 from optexp.user_code.handed_model import Model
@@ -152,10 +152,11 @@ class TrainStep:
         if alone:
             return (
                 "train_step called step() of none of its optimizers: a call must be one whole optimizer step"
-                " (accumulate over parts of the batch inside it; a call that leaves its update out is not compared)"
+                f" (accumulate over parts of the batch inside it; {LEFT_OUT})"
             )
         how = ", in replays of CUDA graphs too," if self.replays else ""
-        by_hand = "" if steps else "; a step that updates parameters by hand needs a file without get_optimizer()"
+        by_hand = f"; {LEFT_OUT}, and a step that updates parameters by hand needs a file without get_optimizer()"
+        by_hand = "" if steps else by_hand
         return (
             f"train_step called optimizer.step(){how} {steps} times: a call must be one whole optimizer step"
             f" (accumulate over parts of the batch inside it{by_hand})"
