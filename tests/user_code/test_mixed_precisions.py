@@ -66,7 +66,7 @@ def loss(outputs, batch): return nn.functional.cross_entropy(outputs, batch[1])
 
 
 def test_a_second_program_that_casts_by_itself_is_told_which_setting_it_needs(tmp_path: Path) -> None:
-    result = compared(tmp_path, NARROW, NARROW.replace("first(x)", "first(x.to(torch.bfloat16))"))
+    result = compared(tmp_path, NARROW.replace("first(x)", "first(x.to(torch.bfloat16))"), NARROW)
     assert result.verdict is Verdict.ERROR
     assert "second.py:10, in forward, " in result.headline
     assert "parameters in bfloat16 became float32 (dtype=)" in result.headline
