@@ -50,7 +50,7 @@ class Place:
 
     name: str
     get: Callable[[], Any]
-    set: Callable[[Any], None] | None = None
+    set: Callable[[Any], object] | None = None
 
 
 def places(step: Callable[..., Any]) -> Iterator[Place]:

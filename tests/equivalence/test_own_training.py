@@ -315,3 +315,29 @@ def test_an_update_that_a_norm_leaves_out(check, tmp_path: Path, limit: float, o
     assert (
         any("inputs of family offset prove nothing: reference: train_step called" in note for note in found.notes) is ok
     )
+
+
+FUNCTIONAL = """
+import torch
+from torch import nn
+
+Model = lambda: nn.Linear(16, 4)
+def get_inputs(): return [torch.randn(64, 16), torch.randint(4, (64,))]
+trained = None
+def train_step(model, batch, optimizer):
+    global trained
+    trained = trained or {name: p.detach().clone() for name, p in model.named_parameters()}
+    def loss(values):
+        return nn.functional.cross_entropy(torch.func.functional_call(model, values, (batch[0],)), batch[1])
+    slopes, value = torch.func.grad_and_value(loss)(trained)
+    trained = {name: p - 0.1 * slopes[name] for name, p in trained.items()}
+    return value
+"""
+
+
+def test_parameters_that_a_dict_holds_are_named_as_the_cause(check, tmp_path: Path) -> None:
+    """The file has no get_optimizer() that could be left out."""
+    path = tmp_path / "port.py"
+    path.write_text(FUNCTIONAL)
+    with pytest.raises(NoReference, match="copies of them that it trains, as in a dict, are not compared"):
+        check(Module(path=str(path), mode="train"), steps=1, seeds=1)
