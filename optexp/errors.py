@@ -27,6 +27,7 @@ from optexp.support.shortage import is_shortage
 
 FORGED = "Forged"  # Failure.type: a message without the ticket of its question; ends INVALID
 SPENT = "BudgetSpent"  # Failure.type: a worker whose time is over; ends INCONCLUSIVE
+LEFT_OUT = "a call that leaves its update out is not compared"  # in the message of a NoReference
 UNTIMED = "Untimed"  # Failure.type: an arm that reports no time, or was stopped; ends INVALID
 
 

@@ -118,7 +118,8 @@ def _measure(inputs: InputSet, run: BaselineObservation) -> None:
         other = change and quantity.name.removeprefix("change/") in others.get(step, {})
         if other:
             inputs.yardsticks.doubt(quantity)
-        if other or not (change and run.perturbed):  # a known optimizer's update has an error of its own
+        lottery = run.reassociated and inputs.fp64.program.own_optimizer  # one run of its products and factorizations
+        if other or lottery or not (change and run.perturbed):  # torch's update has an error of its own
             whole, *most = inputs.yardsticks.spared(quantity)
             for part in (whole if run.perturbed else quantity, *most):
                 into[part.name] = into.get(part.name, Yardstick()) | Yardstick.of(part.found)

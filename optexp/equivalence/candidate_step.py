@@ -17,7 +17,7 @@ from optexp.equivalence.gates import exact
 from optexp.equivalence.input_set import InputSet
 from optexp.equivalence.narrow_updates import narrow_updates_allowed
 from optexp.equivalence.nature import explained
-from optexp.equivalence.near_ties import AT_ONCE, NEAR, TIED, allow_near_ties
+from optexp.equivalence.near_ties import AT_ONCE, NEAR, TIED, allow_near_ties, hangs_on_gradients
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.optimizer_counterparts import instead_of, without
 from optexp.equivalence.optimizer_rules import unlike_rules, with_rules
@@ -157,9 +157,10 @@ class CandidateStep:
                 if explained_all:
                     raise NoReference(NARROW.format(left[0]))
         for seed in range(0, NEAR, AT_ONCE):
-            wrong = {finding.tensor for finding in found if not finding.ok}
+            failures = [finding for finding in found if not finding.ok]
+            wrong = {finding.tensor for finding in failures}
             searchable = inputs.arithmetic.keeps_precision and not inputs.traits.finer
-            if not wrong or not searchable or not all(name.startswith("grad/") for name in wrong):
+            if not wrong or not searchable or not all(hangs_on_gradients(inputs, self.step, f) for f in failures):
                 break
             tied |= wrong
             allow_near_ties(inputs, self.step, self.seen, range(seed, seed + AT_ONCE))

@@ -130,7 +130,7 @@ def _take_optimizer_step(inputs: InputSet, step: int, seen: Observation, rounded
             sparse, wide = fp64.results.update_inputs.sparse[step].get(f"grad/{name}"), gradient.to(parameter)
             parameter.grad = wide if sparse is None else wide.sparse_mask(sparse)
     if not program.own_step:
-        fp64.rates.set(RATES[inputs.step % len(RATES)])
+        fp64.rates.set(RATES[step % len(RATES)])
     elif not isinstance(optimizer, NotCalled):  # a user's step may change them
         for group, called in zip(optimizer.param_groups, fp64.results.update_inputs.called[step], strict=True):
             group.update(called)

@@ -242,7 +242,7 @@ class Fp64Reference:
         try:
             with InFloat64(self.dtype), NoDropout(), self._noting(index):
                 return self.program.step(self.program, batch)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, NoReference):
             raise
         except Exception as problem:
             text = str(problem) or type(problem).__name__

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from optexp.equivalence.fp64_reference import Fp64Reference
 from optexp.equivalence.mutants import leading
-from optexp.equivalence.noise import noisy
+from optexp.equivalence.noise import amplitude, move_values, noisy, unhooked
 from optexp.equivalence.observation import Observation
-from optexp.equivalence.tensor_math import largest
+from optexp.equivalence.tensor_math import largest, name_of
 from optexp.errors import NoReference
 from optexp.program import NotCalled, map_batch
 from optexp.support.sparse import is_sparse
@@ -26,15 +26,33 @@ NO_EPS = 1e-100  # batch norm insists on more than 0
 
 
 def nearby(fp64: Fp64Reference, index: int, state: Mapping[str, Tensor], seed: int, share: float) -> Observation:
-    """The results of a step with noise inside the model; empty where it does not run.
+    """The results of a step with noise inside the model, and changes of parameters that are no known optimizer's
+    (change/<name>); empty where it does not run.
 
     share: of the usual noise
     """
     try:
         with fp64.aside(), noisy(fp64.program.model, seed, fp64.dtype, share):
-            return fp64.step(index, dict(state))
+            found = fp64.step(index, dict(state) | _disturbed(fp64, state, seed, share))
+            return found | other_changes(fp64, index)
     except NoReference:
         return {}
+
+
+def other_changes(fp64: Fp64Reference, index: int) -> Observation:
+    """Of the last step with this index: change/<name> of parameters that no known optimizer made."""
+    return {f"change/{name}": change for name, change in fp64.results.update_inputs.others.get(index, {}).items()}
+
+
+def _disturbed(fp64: Fp64Reference, state: Mapping[str, Tensor], seed: int, share: float) -> Observation:
+    """Parameters that begin with noise, as no hook covers their use."""
+    generator, far = torch.Generator(fp64.device).manual_seed(seed), amplitude(name_of(fp64.dtype), share)
+    moved = dict[str, Tensor]()
+    for name in map("param/{}".format, unhooked(fp64.program.model)):
+        if (value := state.get(name)) is not None and value.is_floating_point() and not is_sparse(value):
+            moved[name] = value.detach().to(fp64.device, torch.float64, copy=True)
+            move_values(moved[name], far, generator)
+    return moved
 
 
 def with_rounded_inputs(fp64: Fp64Reference, index: int, state: Mapping[str, Tensor], unit: float) -> Observation:

@@ -6,8 +6,8 @@ yardstick, honest implementations were rejected by up to 850 times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -53,10 +53,11 @@ def noisy(
 ) -> Iterator[set[torch.dtype]]:
     """Inside, every leaf module's output, and the gradient that comes back to it, gets Gaussian noise in proportion to
     its RMS and its dtype's rounding. (Where a gradient cancels to zero, only noise on the way back shows its error.)
-    Runs beyond RUNS are for integers alone: there a model without modules inside, which may round its results itself,
-    has its parameters disturbed; so has a model of TorchScript, which takes no hooks.
+    Parameters that no hook covers are disturbed instead (see `unhooked`); so are all those of TorchScript, which takes
+    no hooks. A model without modules inside may round its results itself: its parameters are disturbed in runs beyond
+    RUNS alone, which are for integers.
 
-    dtype: whose rounding, where that of the model's own, finer dtype is not meant
+    dtype: whose rounding, where that of the model's own, finer dtype is not meant; such a step loads its parameters
     share: of the usual noise
     Yields the dtypes that got some, as it goes.
     """
@@ -93,11 +94,10 @@ def noisy(
     def hook(module: nn.Module, args: Any, output: Any) -> Any:
         return pytree.tree_map(partial(with_noise, module), output)
 
-    leaves = [m for m in model.modules() if not any(m.children()) and not isinstance(m, _CONTAINERS)]
-    handles = [leaf.register_forward_hook(hook) for leaf in leaves or [model] if takes_hooks(leaf)]
-    for_integers = alone(model) and seed > RUNS and dtype is None
+    handles = [leaf.register_forward_hook(hook) for leaf in _leaves(model) or [model] if takes_hooks(leaf)]
+    kept_on_grid = alone(model) and bool(handles) and seed <= RUNS
     try:
-        with disturbed(model, seed) if for_integers or not handles else nullcontext():
+        with disturbed(model, None if kept_on_grid or dtype is not None else seed, unhooked(model)):
             yield met
     finally:
         for handle in handles:
@@ -111,37 +111,64 @@ def _in_rows(nested: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.nested.nested_tensor_from_jagged(change(found[0]), found[1])
 
 
+def unhooked(model: nn.Module) -> dict[str, nn.Parameter]:
+    """By name, the parameters whose use no hook of a leaf module covers.
+
+    Functions use the parameters of lists, and of modules with others inside: meta-learning, attention's projections.
+    All parameters of a model without modules inside, or of TorchScript.
+    """
+    leaves = [] if alone(model) else [leaf for leaf in _leaves(model) if takes_hooks(leaf)]
+    covered = {id(p) for leaf in leaves for p in nn.Module.parameters(leaf, recurse=False)}
+    return {name: p for name, p in model.named_parameters() if id(p) not in covered}
+
+
+def _leaves(model: nn.Module) -> list[nn.Module]:
+    return [m for m in model.modules() if not any(m.children()) and not isinstance(m, _CONTAINERS)]
+
+
 @contextmanager
-def disturbed(model: nn.Module, seed: int | None) -> Iterator[None]:
+def disturbed(model: nn.Module, seed: int | None, some: Mapping[str, nn.Parameter] | None = None) -> Iterator[None]:
     """Inside, every parameter begins with as much noise, each value in proportion to itself; with a seed, that is.
+    The noise is gone afterwards, and a step's changes remain.
 
     Compiled and captured programs meet it too, which hooks of modules do not.
+
+    some: parameters that get it; None for all
     """
-    kept = [] if seed is None else [(values, values.clone()) for values in _values(model)]
+    parameters = [] if seed is None else list(model.parameters() if some is None else some.values())
+    kept = [(values, values.clone()) for values in _values(parameters)]
+    if seed is not None:
+        _move(parameters, seed, amplitude)
+    begun = [values.clone() for values, _ in kept]
     try:
-        if seed is not None:
-            move(model, seed, amplitude)
         yield
     finally:
         with torch.no_grad():
-            for values, value in kept:
-                values.copy_(value)
+            for (values, value), noisy_value in zip(kept, begun, strict=True):
+                values.copy_(value.where(values == noisy_value, values - noisy_value + value))
+
+
+def move(model: nn.Module, seed: int, far: Callable[[str], float]) -> None:
+    """Every value of its parameters up or down by so much of itself, by their dtype's name."""
+    _move(model.parameters(), seed, far)
 
 
 @torch.no_grad()
-def move(model: nn.Module, seed: int, far: Callable[[str], float]) -> None:
-    """Every value of its parameters up or down by so much of itself, by their dtype's name."""
-    for index, parameter in enumerate(_values(model)):
-        if (name := name_of(parameter.dtype)) in _AMPLITUDE:
-            generator = torch.Generator(parameter.device).manual_seed(1000 * seed + index)
-            signs = torch.empty(parameter.shape, dtype=torch.int8, device=parameter.device)
-            signs.random_(0, 2, generator=generator).mul_(2).sub_(1)
-            parameter.addcmul_(parameter, signs, value=far(name))
+def _move(parameters: Iterable[Tensor], seed: int, far: Callable[[str], float]) -> None:
+    for index, values in enumerate(_values(parameters)):
+        if (name := name_of(values.dtype)) in _AMPLITUDE:
+            move_values(values, far(name), torch.Generator(values.device).manual_seed(1000 * seed + index))
 
 
-def _values(model: nn.Module) -> Iterator[Tensor]:
-    """Dense parts of every parameter, in its memory: values and indices of a sparse one, inner tensors of a wrapper."""
-    for parameter in model.parameters():
+def move_values(values: Tensor, far: float, generator: torch.Generator) -> None:
+    """Each value up or down by so much of itself, in place."""
+    signs = torch.empty(values.shape, dtype=torch.int8, device=values.device)
+    values.addcmul_(values, signs.random_(0, 2, generator=generator).mul_(2).sub_(1), value=far)
+
+
+def _values(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Dense parts of parameters, in their memory: values and indices of a sparse one, inner tensors of a wrapper."""
+    for parameter in parameters:
         yield from parts(parameter).values()
 
 

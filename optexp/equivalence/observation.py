@@ -27,7 +27,7 @@ flag/noisy             1 with noise, whose value is the seed. Of after/, it has 
 flag/another_model     1 where the model is another one than the baseline's
 flag/apart             1 where the whole program was written apart from the baseline's
 flag/reassociated      how many operators took another order; −1 in a run that was asked for none. Of after/,
-                       such a run has the same
+                       such a run has the same, and everything of an optimizer whose class is the user's own
 flag/coarsest          the largest eps that it met of an arithmetic; 0 in other runs
 flag/finest            the least eps of a dtype that got noise; 1 without
 """
@@ -99,8 +99,8 @@ def observed(
     if program.trains and not forward:
         seen |= {name: _copy(tensor) for name, tensor in gradients(program).items()}
     seen |= {f"buffer/{name}": _copy(tensor) for name, tensor in program.buffers().items()}
-    plainly = noise is None and order is None
-    in_full, in_part = plainly and not forward, not plainly and not forward
+    in_full = not forward and noise is None and (order is None or program.own_optimizer)
+    in_part = not forward and not in_full
     seen |= _state_after(program, start, initial, called, in_full, in_part)
     if program.device.type == "cuda":
         torch.cuda.synchronize(program.device)

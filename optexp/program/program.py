@@ -14,6 +14,7 @@ from optexp.program import counters
 from optexp.program.batches import Batch, Outputs, Packed, Remembered, tensors_of
 from optexp.program.counters import is_counted
 from optexp.program.feed import Feed
+from optexp.program.not_called import NotCalled
 from optexp.python_state.model_state import ModelState
 from optexp.support import wrapped
 from optexp.support.reading import read
@@ -188,6 +189,12 @@ class Program:
     def own_step(self) -> bool:
         """Whether the step is a user's own, which may change anything."""
         return self.step_state is not None
+
+    @property
+    def own_optimizer(self) -> bool:
+        """Whether the optimizer's class is a user's, whose update may hold products and factorizations."""
+        of_torch = type(self.optimizer).__module__.startswith("torch.")
+        return not (self.optimizer is None or isinstance(self.optimizer, NotCalled) or of_torch)
 
     @property
     def device(self) -> torch.device:

@@ -12,6 +12,7 @@ import inspect
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache, partial
@@ -49,13 +50,29 @@ class Place:
 
     name: str
     get: Callable[[], Any]
-    set: Callable[[Any], None] | None = None
+    set: Callable[[Any], object] | None = None
 
 
 def places(step: Callable[..., Any]) -> Iterator[Place]:
     """Variables that hold no function and no recorder of graphs. One that is not there yet is `MISSING`."""
     for code in functions(step):
-        yield from (place for place in _of(code) if not _runs(place.get()))
+        yield from (_in_context(place) for place in _of(code) if not _runs(place.get()))
+
+
+def _in_context(place: Place) -> Place:
+    """The place itself; of a ContextVar that has a value, what it holds here, by the variable's name."""
+    variable = place.get()
+    if not isinstance(variable, ContextVar) or _value(variable) is MISSING:
+        return place
+    return Place(place.name, partial(_value, variable), variable.set)
+
+
+def _value(variable: ContextVar[Any]) -> Any:
+    """With the variable's own default; `MISSING` where it has none, and nothing was set: no later call can unset it."""
+    try:
+        return variable.get()
+    except LookupError:
+        return MISSING
 
 
 def functions(step: Callable[..., Any]) -> Iterator[Any]:

@@ -35,8 +35,10 @@ def with_optimizer(own: UserWorkload, program: OwnProgram, batch: Batch) -> OwnP
     assert own.own_step is not None
     if steps_alone(program, batch):
         return program
-    optimizer = new_optimizer(own, program.model)
-    return replace(program, optimizer=optimizer, step_state=own.tracked(own.own_step, program.model, optimizer))
+    assert isinstance(program.step, TrainStep)
+    optimizer, step = new_optimizer(own, program.model), replace(program.step, optional=True)
+    tracked = own.tracked(own.own_step, program.model, optimizer)
+    return replace(program, step=step, optimizer=optimizer, step_state=tracked)
 
 
 def primed(own: UserWorkload, program: OwnProgram, dtype: torch.dtype) -> OwnProgram:

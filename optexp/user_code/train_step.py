@@ -12,7 +12,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from optexp.errors import NoReference, Unsupported
+from optexp.errors import LEFT_OUT, NoReference, Unsupported
 from optexp.program import Batch, NotCalled, Outputs, Program, flatten, others
 from optexp.python_state.variables import records_graphs
 from optexp.user_code.handed_model import Model
@@ -74,6 +74,7 @@ class TrainStep:
     handed: model and optimizer as the function sees them, the same objects in every call: it may keep them
     met:    programs whose first step has shown that it leaves values in gradients, or drops them whole
     beginning: what a call finds in gradients
+    optional: the optimizer is a default one, which the user's files do not name
     miscounted: says what is wrong where a call makes so many optimizer steps, not 1; None: of a function
     """
 
@@ -83,6 +84,7 @@ class TrainStep:
     handed: dict[str, Any] = field(default_factory=dict, compare=False)
     met: WeakSet[torch.nn.Module] = field(default_factory=WeakSet, compare=False)
     beginning: Beginning = field(default_factory=Beginning, compare=False)
+    optional: bool = field(default=False, compare=False)
     miscounted: Callable[[int], str] | None = field(default=None, compare=False)
 
     @cached_property
@@ -152,10 +154,16 @@ class TrainStep:
         if alone:
             return (
                 "train_step called step() of none of its optimizers: a call must be one whole optimizer step"
-                " (accumulate over parts of the batch inside it; a call that leaves its update out is not compared)"
+                f" (accumulate over parts of the batch inside it; {LEFT_OUT})"
+            )
+        if self.optional and not steps:
+            return (
+                "a call of train_step steps no optimizer and changes no parameter of the model: copies of them that it"
+                f" trains, as in a dict, are not compared (write them back to the model in each call), and {LEFT_OUT}"
             )
         how = ", in replays of CUDA graphs too," if self.replays else ""
-        by_hand = "" if steps else "; a step that updates parameters by hand needs a file without get_optimizer()"
+        by_hand = f"; {LEFT_OUT}, and a step that updates parameters by hand needs a file without get_optimizer()"
+        by_hand = "" if steps else by_hand
         return (
             f"train_step called optimizer.step(){how} {steps} times: a call must be one whole optimizer step"
             f" (accumulate over parts of the batch inside it{by_hand})"

@@ -8,6 +8,7 @@ from optexp.equivalence import randomness
 from optexp.equivalence.gradient_check import PROVES
 from optexp.equivalence.input_families import FAMILIES, NORMAL, ONE_BY_ONE
 from optexp.equivalence.quantities import whole
+from optexp.errors import LEFT_OUT
 from optexp.records.verification import GateResult, MutantCount, Verification, broken
 from optexp.strategy import BITWISE, Contract
 from optexp.verification.checks import Progress, checks
@@ -16,6 +17,7 @@ from optexp.verification.outcome import aggregate, failure
 from optexp.verification.trial import Plan, Trial, convey, deliver
 from optexp.workers.arm import Arm
 from optexp.workers.client import Client
+from optexp.workers.messages import Look
 from optexp.workers.reference import Reference
 
 
@@ -53,6 +55,11 @@ def verify(
                 break
             if family in (NORMAL, ONE_BY_ONE) or kind != "NoReference":
                 raise
+            if LEFT_OUT in str(error) and updates(trial):
+                trial.add(
+                    [broken("update", "the candidate makes one, and the baseline leaves it out")], seed, 0, family
+                )
+                break
             trial.verification.notes.append(f"inputs of family {family.replace('_', ' ')} prove nothing: {error}")
             continue
         if not trial.passed():
@@ -64,6 +71,21 @@ def verify(
             check.run(trial, on_progress)
     trial.verification.unchecked_bits = trial.bits.unchecked(trial.findings) if contract == BITWISE else []
     return aggregate(trial.verification, trial.findings, contract)
+
+
+def updates(trial: Trial) -> bool:
+    """Whether the candidate makes an update in each step of the set, of whose steps the baseline leaves one out."""
+    if trial.in_turns:
+        return False
+    deliver(trial.reference, (trial.candidate,), range(trial.plan.steps), trial.family)
+    try:
+        for step in range(trial.plan.steps):
+            trial.observe(trial.candidate, Look(step, step == 0))
+    except Exception as error:
+        if getattr(error, "type", type(error).__name__) in CHANCE:
+            raise
+        return False
+    return True
 
 
 def power(trial: Trial) -> None:

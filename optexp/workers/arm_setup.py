@@ -210,7 +210,10 @@ class Built(Compiled):
             began = clock.now()
             batch, before = self.program.feed.next(), randomness.state(self.device)
             given = clock.now()
-            with nullcontext() if self.part.strategies else self.workload.first_call(self.program.model, batch):
+            as_written = (
+                self.program.apart or not self.part.strategies
+            )  # no strategy changed what the user's code calls
+            with self.workload.first_call(self.program.model, batch) if as_written else nullcontext():
                 outputs = self.program.step(self.program, batch)
             random |= randomness.drawn(before, self.device)
             self.unlike |= set(process_state.unlike(outputs, self.program))

@@ -9,6 +9,7 @@ from torch import nn
 from optexp.equivalence.judge import Judge
 from optexp.equivalence.noise import RUNS
 from optexp.equivalence.observation import Observation, observed
+from optexp.equivalence.trajectory import RATES
 from optexp.equivalence.yardsticks import SetYardsticks
 from optexp.errors import NoReference
 from optexp.strategy import REASSOCIATES, Contract
@@ -43,6 +44,36 @@ def test_each_kind_of_run_has_its_yardstick(judge: Judge, net: type) -> None:
     run(judge, net, order=1)
     assert sources(found) == [True, True, True]
     assert found.spread["out/output"] > 0
+
+
+class Preconditioned(torch.optim.SGD):
+    """Its update holds a factorization, of whose error one run says little."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            slope = parameter.grad.flatten(1) if parameter.dim() > 1 else parameter.grad[:, None]
+            values, vectors = torch.linalg.eigh(slope @ slope.mT + 1e-2 * torch.eye(len(slope), dtype=slope.dtype))
+            update = (vectors * values**-0.5) @ vectors.mT @ slope
+            parameter.sub_(update.view_as(parameter), alpha=self.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize(("kind", "measured"), [(Preconditioned, True), (torch.optim.SGD, False)])
+def test_updates_of_a_users_optimizer_have_reassociated_runs(
+    net: type, monkeypatch: pytest.MonkeyPatch, kind: type[torch.optim.SGD], measured: bool
+) -> None:
+    monkeypatch.setattr(net, "optimizer", lambda self, model: kind(model.parameters(), lr=0.1))
+    workload = net(mode="train")
+    judge = Judge(workload, CPU, torch.float32, 7, REASSOCIATES)
+    judge.draw(0, 2)
+    program = workload.build(CPU, torch.float32, 7)
+    judge.yardstick(0, observed(program, judge.batches[0]))
+    program, rates = workload.build(CPU, torch.float32, 7), RATES[1]
+    program.optimizer.param_groups[0]["lr"] *= rates
+    judge.yardstick(1, observed(program, judge.batches[1], order=1))
+    limits = judge.inputs.yardsticks.reassociated
+    assert ("change/0.weight" in limits) is measured
+    assert not measured or 0 < limits["change/0.weight"].rms < 1e-5, "of the step's own rate"
 
 
 def test_noisy_runs_of_another_step_leave_the_current_one(judge: Judge, net: type) -> None:

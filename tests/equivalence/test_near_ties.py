@@ -13,6 +13,7 @@ import optexp.equivalence.judge
 from optexp.equivalence.near_ties import TIED
 from optexp.equivalence.noise import RUNS
 from optexp.program import Program
+from optexp.workloads.module import Module
 
 
 def with_step(wrapper):
@@ -157,3 +158,51 @@ def test_what_is_alike_and_large_stays_alike(check, net):
     pooled = net(mode="forward_backward", make=Pooled)
     assert check(pooled, dtype=torch.bfloat16).ok
     assert "grad/linear.weight fails" in check(pooled, with_step(turned), dtype=torch.bfloat16).headline
+
+
+BY_HAND = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    order, lost = (0, 2, 1), 0
+
+    def __init__(self):
+        super().__init__()
+        terms = torch.randn(3, 512)
+        terms[:, 0] = torch.tensor([1.0, 2.0**-26, -1.0])
+        self.terms, self.head = nn.Parameter(terms), nn.Linear(192 + 512, 10)
+
+    def forward(self, x):
+        first, second, third = self.order
+        z = torch.relu(self.terms[first] + self.terms[second] + self.terms[third])
+        z = torch.cat([z[: self.lost].detach(), z[self.lost :]])
+        return self.head(torch.cat([x, z.expand(len(x), 512)], 1))
+
+def get_inputs(): return [torch.randn(8, 192), torch.randint(10, (8,))]
+
+def train_step(model, batch, optimizer):
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    parameters = list(model.parameters())
+    with torch.no_grad():
+        for p, g in zip(parameters, torch.autograd.grad(loss, parameters)):
+            p -= 0.01 * g
+    return loss
+"""
+
+
+@pytest.mark.parametrize(("lost", "ok"), [(0, True), (64, False)])
+def test_an_update_by_hand_of_a_gradient_that_a_near_tie_moves(check, tmp_path, monkeypatch, lost, ok):
+    """Where nothing lies in p.grad, the tie shows in the update alone; its ReLU is no module that a hook sees."""
+    monkeypatch.setattr(optexp.equivalence.judge, "RUNS", 0)
+    path = tmp_path / "port.py"
+    path.write_text(BY_HAND)
+
+    def change(program: Program) -> Program:
+        program.model.order, program.model.lost = (0, 1, 2), lost
+        return program
+
+    found = check(Module(path=str(path), mode="train"), change, steps=1, seeds=1)
+    assert found.ok is ok, found.headline
+    assert ok or "change/terms" in found.headline
+    assert (TIED in found.notes) is ok

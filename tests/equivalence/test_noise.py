@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from optexp.equivalence.noise import RUNS, amplitude, noisy
+from optexp.equivalence.noise import RUNS, amplitude, noisy, unhooked
 from optexp.support.tolerances import tolerance_of
 
 
@@ -54,6 +54,47 @@ def test_parameter_lists_are_no_leaves():
             return x * self.weights[0]
 
     assert relative(Listed(), torch.randn(64)) > 0
+
+
+class Learner(nn.Module):
+    """Functions of its parameters, as in meta-learning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([torch.randn(64, 64)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x @ self.weights[0])
+
+
+class Meta(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.head = Learner(), nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.net(x))
+
+
+def test_parameters_that_functions_use_are_disturbed() -> None:
+    model, x = Meta(), torch.randn(8, 64)
+    assert [*unhooked(model)] == ["net.weights.0"]
+    clean, weights, bias = model.net(x), model.net.weights[0].clone(), model.head.weight.clone()
+    with noisy(model, 1):
+        moved = model.net(x)
+        assert torch.equal(model.head.weight, bias)
+    assert 0 < float((moved - clean).detach().norm() / clean.detach().norm()) < 128 * 2.0**-24
+    assert torch.equal(model.net.weights[0], weights)
+
+
+def test_an_update_under_noise_remains() -> None:
+    model = Meta()
+    before = model.net.weights[0].clone()
+    with noisy(model, 1), torch.no_grad():
+        model.net.weights[0][0] += 0.5
+    after = model.net.weights[0]
+    assert torch.equal(after[1:], before[1:])
+    assert torch.allclose(after[0], before[0] + 0.5, rtol=0, atol=4 * 2.0**-24 * float(before.abs().max() + 1))
 
 
 def test_nested_outputs_and_integers():

@@ -270,3 +270,74 @@ def test_a_step_without_a_backward_pass_is_told_so(tmp_path):
     fp64.draw(1, 3, ONE_BY_ONE)
     with pytest.raises(NoReference, match=r"computes no gradient.*call backward\(\)"):
         dead_inputs(fp64)
+
+
+SKIPS = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    limit, twice = 5.0, False
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    def forward(self, x): return self.body(x)
+def get_inputs(): return [torch.randn(64, 16), torch.randint(4, (64,))]
+def get_optimizer(params): return torch.optim.AdamW(params, lr=1e-3)
+def train_step(model, batch, optimizer):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    if nn.utils.clip_grad_norm_(model.parameters(), 1.0) < model.limit:
+        optimizer.step()
+    return loss
+"""
+
+
+@pytest.mark.parametrize(("limit", "ok"), [(5.0, True), (6.0, True), (float("inf"), False), (0.0, None)])
+def test_an_update_that_a_norm_leaves_out(check, tmp_path: Path, limit: float, ok: bool | None) -> None:
+    """Inputs of a large mean have gradients beyond the limit: there the baseline makes no update."""
+    path = tmp_path / "port.py"
+    path.write_text(SKIPS)
+
+    def change(program: Program) -> Program:
+        program.model.limit = limit
+        return program
+
+    options = {"seeds": 1, "steps": 1, "families": ["offset"]}
+    if ok is None:
+        with pytest.raises(NoReference, match="a call that leaves its update out is not compared"):
+            check(Module(path=str(path), mode="train"), change, **options)
+        return
+    found = check(Module(path=str(path), mode="train"), change, **options)
+    assert found.ok is ok, found.headline
+    assert ok or "update fails G0: the candidate makes one, and the baseline leaves it out" in found.headline
+    assert (
+        any("inputs of family offset prove nothing: reference: train_step called" in note for note in found.notes) is ok
+    )
+
+
+FUNCTIONAL = """
+import torch
+from torch import nn
+
+Model = lambda: nn.Linear(16, 4)
+def get_inputs(): return [torch.randn(64, 16), torch.randint(4, (64,))]
+trained = None
+def train_step(model, batch, optimizer):
+    global trained
+    trained = trained or {name: p.detach().clone() for name, p in model.named_parameters()}
+    def loss(values):
+        return nn.functional.cross_entropy(torch.func.functional_call(model, values, (batch[0],)), batch[1])
+    slopes, value = torch.func.grad_and_value(loss)(trained)
+    trained = {name: p - 0.1 * slopes[name] for name, p in trained.items()}
+    return value
+"""
+
+
+def test_parameters_that_a_dict_holds_are_named_as_the_cause(check, tmp_path: Path) -> None:
+    """The file has no get_optimizer() that could be left out."""
+    path = tmp_path / "port.py"
+    path.write_text(FUNCTIONAL)
+    with pytest.raises(NoReference, match="copies of them that it trains, as in a dict, are not compared"):
+        check(Module(path=str(path), mode="train"), steps=1, seeds=1)

@@ -294,3 +294,33 @@ def test_lengths_of_sequences_go_where_their_loss_is_computed(loss: Callable[...
 def test_a_loss_of_sequences_with_lengths_on_the_host_runs_below_a_mode(mode: Callable[[], EagerMode]) -> None:
     with mode():
         transcribed(F.ctc_loss, "cuda").backward()
+
+
+def test_an_inverse_by_any_factorization_lies_within_four_times_the_runs() -> None:
+    """Every stable one is exact for a matrix that is off by rounding of its norm, and not of each element."""
+    generator, beyond = torch.Generator().manual_seed(0), 0
+    for _ in range(40):
+        x = 16 * torch.randn(16, 16, generator=generator)
+        matrix = x @ x.mT / 16 + torch.eye(16)
+        values, vectors = torch.linalg.eigh(matrix)
+        u, sizes, v = torch.linalg.svd(matrix)
+        others = [
+            (vectors / values) @ vectors.mT,
+            (v.mT / sizes) @ u.mT,
+            torch.linalg.cholesky(matrix).cholesky_inverse(),
+        ]
+        exact = torch.linalg.inv(matrix.double())
+        limit = 4 * max(errors(torch.linalg.inv, matrix))
+        beyond += max(error(other, exact) for other in others) > limit
+    assert beyond <= 4, f"{beyond} of 40"
+
+
+def test_a_matrix_that_is_barely_definite_has_a_factor() -> None:
+    matrix = torch.ones(8, 8) + 1e-6 * torch.eye(8)
+    with Reassociated(1) as run:
+        factor = torch.linalg.cholesky(matrix)
+    assert run.changed == 1
+    assert torch.allclose(factor @ factor.mT, matrix, atol=1e-5)
+    with Reassociated(1):
+        inverse = torch.linalg.inv(diagonal := torch.diag(torch.tensor([1.0, 3.0, 5.0])))
+    assert torch.equal(inverse * (diagonal == 0), torch.zeros(3, 3)), "zeros stay zeros"

@@ -46,3 +46,28 @@ def test_a_second_program_is_judged(old: str, new: str, verdict: Verdict, tmp_pa
     assert old in PROGRAM
     result = compared(tmp_path, PROGRAM.replace(old, new), PROGRAM)
     assert result.verdict is verdict, result.headline
+
+
+NARROW = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.to(torch.bfloat16)
+    def forward(self, x): return self.second(self.first(x).relu())
+
+def get_inputs(): return [torch.randn(4, 8, dtype=torch.bfloat16), torch.randint(3, (4,))]
+def get_optimizer(params): return torch.optim.SGD(params, lr=0.1)
+def loss(outputs, batch): return nn.functional.cross_entropy(outputs, batch[1])
+"""
+
+
+def test_a_second_program_that_casts_by_itself_is_told_which_setting_it_needs(tmp_path: Path) -> None:
+    result = compared(tmp_path, NARROW.replace("first(x)", "first(x.to(torch.bfloat16))"), NARROW)
+    assert result.verdict is Verdict.ERROR
+    assert "second.py:10, in forward, " in result.headline
+    assert "parameters in bfloat16 became float32 (dtype=)" in result.headline
+    assert result.headline.endswith("set dtype= to what the model needs")
