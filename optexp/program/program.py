@@ -149,7 +149,7 @@ class Program:
     forward:    callable that runs the model; the model itself unless a strategy wrapped it (compiled, autocast)
     loss:       `loss(output, batch) -> scalar`; None for pure inference
     targets:    number of a batch's trailing tensors that only the loss reads
-    shows:      a step of both passes returns each of several outputs beside the loss, which nobody chose: of their sum
+    shows:      a step of both passes returns each of several outputs beside the loss, which is a default: of their sum
                 a small output is lost, and integers are no part
     constants:  arguments of the model that are no tensors, by name or, as "0" or "1", by position
     step:       one unit of work; all of its state is in fields of the program

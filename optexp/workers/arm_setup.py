@@ -210,9 +210,8 @@ class Built(Compiled):
             began = clock.now()
             batch, before = self.program.feed.next(), randomness.state(self.device)
             given = clock.now()
-            as_written = (
-                self.program.apart or not self.part.strategies
-            )  # no strategy changed what the user's code calls
+            # What the user's code calls is what he wrote: no strategy changed it.
+            as_written = self.program.apart or not self.part.strategies
             with self.workload.first_call(self.program.model, batch) if as_written else nullcontext():
                 outputs = self.program.step(self.program, batch)
             random |= randomness.drawn(before, self.device)
