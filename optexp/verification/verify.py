@@ -8,7 +8,7 @@ from optexp.equivalence import randomness
 from optexp.equivalence.gradient_check import PROVES
 from optexp.equivalence.input_families import FAMILIES, NORMAL, ONE_BY_ONE
 from optexp.equivalence.quantities import whole
-from optexp.errors import LEFT_OUT
+from optexp.errors import FORGED, LEFT_OUT, SPENT, UNTIMED
 from optexp.records.verification import GateResult, MutantCount, Verification, broken
 from optexp.strategy import BITWISE, Contract
 from optexp.verification.checks import Progress, checks
@@ -19,6 +19,8 @@ from optexp.workers.arm import Arm
 from optexp.workers.client import Client
 from optexp.workers.messages import Look
 from optexp.workers.reference import Reference
+
+NO_CODE = (FORGED, SPENT, UNTIMED, "ConfigError", "Unsupported")  # failures that no line of a step raises
 
 
 def verify(
@@ -53,7 +55,8 @@ def verify(
                 text = f"the candidate raises {kind} where the baseline computes ({error})"
                 trial.add([broken("outputs", text)], seed, 0, family)
                 break
-            if family in (NORMAL, ONE_BY_ONE) or kind != "NoReference":
+            by_baseline = getattr(error, "worker", None) == trial.yardstick.name and kind not in (*CHANCE, *NO_CODE)
+            if family in (NORMAL, ONE_BY_ONE) or not (kind == "NoReference" or by_baseline):
                 raise
             if LEFT_OUT in str(error) and updates(trial):
                 trial.add(

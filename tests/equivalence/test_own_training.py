@@ -341,3 +341,39 @@ def test_parameters_that_a_dict_holds_are_named_as_the_cause(check, tmp_path: Pa
     path.write_text(FUNCTIONAL)
     with pytest.raises(NoReference, match="copies of them that it trains, as in a dict, are not compared"):
         check(Module(path=str(path), mode="train"), steps=1, seeds=1)
+
+
+RAISES = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 4)
+    def forward(self, x):
+        narrow = bool((x.new_ones(()) + 1e-10) == 1)
+        if narrow and bool((x[0] == 0).all()):
+            raise ValueError("a sample is zero")
+        return self.linear(x)
+
+def get_inputs(): return [torch.randn(64, 16)]
+"""
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.001])
+def test_a_baseline_that_takes_no_inputs_of_a_family_is_compared_on_others(
+    check, tmp_path: Path, factor: float
+) -> None:
+    """As where a gradient is NaN at a zero, and the next step's solver refuses the parameters."""
+    path = tmp_path / "model.py"
+    path.write_text(RAISES)
+
+    def change(program: Program) -> Program:
+        inner = program.step
+        return replace(program, step=lambda p, batch: {n: factor * t for n, t in inner(p, batch).items()})
+
+    found = check(Module(path=str(path)), change, seeds=1, families=["corners"])
+    assert found.ok is (factor == 1.0), found.headline
+    told = [note for note in found.notes if note.startswith("inputs of family corners prove nothing: baseline: ")]
+    assert len(told) == found.ok, found.notes
