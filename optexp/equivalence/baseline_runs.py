@@ -118,7 +118,7 @@ def _measure(inputs: InputSet, run: BaselineObservation) -> None:
         other = change and quantity.name.removeprefix("change/") in others.get(step, {})
         if other:
             inputs.yardsticks.doubt(quantity)
-        lottery = run.reassociated and inputs.fp64.program.own_optimizer  # one run of its products and factorizations
+        lottery = run.reassociated and _products_in_updates(inputs, seen)
         if other or lottery or not (change and run.perturbed):  # torch's update has an error of its own
             whole, *most = inputs.yardsticks.spared(quantity)
             for part in (whole if run.perturbed else quantity, *most):
@@ -137,6 +137,14 @@ def _measure(inputs: InputSet, run: BaselineObservation) -> None:
         here.has_rounded = True  # further runs of the step would add their scatter, and nothing else
     if unjudged and not skipped(seen):
         raise NoReference(f"float64 gives nothing to compare {', '.join(sorted(unjudged))} with")
+
+
+def _products_in_updates(inputs: InputSet, seen: Observation) -> bool:
+    """Whether one run of the optimizer is a lottery: a user's may hold products and factorizations.
+
+    Not where the step computes in a narrower dtype than its own: see `optexp.equivalence.narrow_updates`.
+    """
+    return inputs.fp64.program.own_optimizer and float(seen["flag/coarsest"]) <= inputs.arithmetic.eps
 
 
 def _measure_spread(inputs: InputSet, seen: Observation) -> None:
