@@ -234,7 +234,7 @@ def of_control(name: str, control: Control) -> Finding:
 
 
 def held(low: float, high: float) -> str:
-    """Whether the clocks seem to be locked, in words: NVML has no query for it."""
+    """Verdict on locked clocks, in words, from the lowest and highest reading: NVML has no query for a lock."""
     if high > STEADY * low:
         return "they are not locked"
     return "they look locked" if high == low else "they did not move as far as matters, locked or not"

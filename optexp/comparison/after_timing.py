@@ -92,8 +92,11 @@ def _verify_once_more(
 def _with_other_parameters(
     referee: Referee, fresh: Verification, arms: tuple[Client[Reference], Client[Arm], Client[Arm]]
 ) -> Verification:
-    """The verification, or one that fails with other values of the parameters: gradients serve to change
-    them, and what was timed began with zeros and ones, which a program may have met at its first call and left out."""
+    """The verification, or one that fails with other values of the parameters.
+
+    Gradients serve to change parameters. Timed steps began with zeros and ones among them, and a program may have left
+    out work on these from its first call on.
+    """
     case = referee.case
     every: tuple[Client[Peer], ...] = arms
     for arm in every:

@@ -162,7 +162,7 @@ def sample(
 
 
 def _relocated(arms: Mapping[str, Client[Arm]]) -> dict[str, Client[Arm]]:
-    """Those of the arms whose tensors lie in other places now; they move side by side, as nothing is timed."""
+    """Arms whose tensors lie in other places now, by name. All move at once, as no block is timed meanwhile."""
     moving = {name: arm.start(Arm.relocate) for name, arm in arms.items()}
     moved = {name: answer.wait() for name, answer in moving.items()}
     return {name: arm for name, arm in arms.items() if moved[name]}

@@ -77,10 +77,12 @@ class Attributes:
 
 
 def _own_affair(ours: Change | None, theirs: Change | None, held: bool) -> bool:
-    """Whether another model than the baseline's may keep other things: counts, what one of both models lacks, and lists
-    and dicts with other entries. Later steps show what comes of them.
+    """Whether the candidate's model, another one than the baseline's, is free to differ here.
 
-    held: the other model has something of that name
+    It is in counts, in attributes that one of the models lacks, and in lists and dicts with other entries. Later steps
+    show the consequences.
+
+    held: the candidate's model has an attribute of that name
     """
     if any(change is not None and not change.numbers for change in (ours, theirs)):
         return True

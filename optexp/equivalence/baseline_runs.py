@@ -140,9 +140,10 @@ def _measure(inputs: InputSet, run: BaselineObservation) -> None:
 
 
 def _products_in_updates(inputs: InputSet, seen: Observation) -> bool:
-    """Whether one run of the optimizer is a lottery: a user's may hold products and factorizations.
+    """Whether the optimizer's update may hold products and factorizations, as a user's class may: the error of a single
+    run is then no yardstick.
 
-    Not where the step computes in a narrower dtype than its own: see `optexp.equivalence.narrow_updates`.
+    False where the step computes in a narrower dtype than its own: see `optexp.equivalence.narrow_updates`.
     """
     return inputs.fp64.program.own_optimizer and float(seen["flag/coarsest"]) <= inputs.arithmetic.eps
 

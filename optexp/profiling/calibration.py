@@ -15,6 +15,7 @@ import torch
 from optexp.measurement import clock
 from optexp.records.profile import Calibration
 from optexp.support.cache import kept
+from optexp.support.card_memory import free_bytes
 
 CROWDED = 0.1  # share of a CPU's calibration without a core, from which its figures are no ceilings
 _VERSION = 2  # of the measurement's method: cache entries of another version are not read
@@ -103,7 +104,7 @@ def crowded(queued: float) -> str:
 
 def _measure_gpu(device: torch.device) -> Calibration:
     torch.cuda.empty_cache()  # a part of a larger block, as torch gives out what it has cached, is a tenth slower
-    free, _ = torch.cuda.mem_get_info(device)
+    free = free_bytes(device)
     size = min(512 * 2**20, free // 8)
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)

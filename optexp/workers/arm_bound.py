@@ -26,6 +26,7 @@ from optexp.profiling.necessary_work import Value, necessary
 from optexp.program import Batch, Outputs, Program, map_batch, tensors_of
 from optexp.records.roofline import StepWork
 from optexp.support import sparse
+from optexp.support.card_memory import l2_bytes
 from optexp.support.tf32 import flags
 from optexp.support.wrapped import is_wrapped
 from optexp.workers.arm_program import Holder
@@ -169,7 +170,7 @@ def cache_bytes(device: torch.device) -> int:
         OSError, ValueError: The system does not tell.
     """
     if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+        return l2_bytes(device)
     sizes: dict[tuple[str, str], int] = {}
     for index in Path(CPUS).glob("cpu[0-9]*/cache/index*"):
         level, shared, size = ((index / name).read_text().strip() for name in ("level", "shared_cpu_list", "size"))

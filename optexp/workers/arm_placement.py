@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from optexp.measurement import clock
+from optexp.support.card_memory import free_bytes, l2_bytes
 from optexp.support.memory_plan import give_back
 from optexp.workers.arm_program import nbytes
 from optexp.workers.arm_timing import Timing
@@ -38,7 +39,7 @@ class Placement(Timing):
         False where that makes no difference or takes too long: on a CPU, for memory that the L2 cache holds, where arms
         take turns on a full card, and where batches take long to draw.
         """
-        if self.too_long or self.in_turns or self._bytes() <= IN_CACHES * self._cache_bytes():
+        if self.too_long or self.in_turns or self._bytes() <= IN_CACHES * self._l2_bytes():
             return False
         begin = clock.now()
         self.program.feed.pause()
@@ -60,25 +61,18 @@ class Placement(Timing):
 
     def _room(self) -> bool:
         """Whether the card has room for the new batches beside the old ones, and for what drawing them takes."""
-        return self.device.type != "cuda" or _free(self.device) > 2 * sum(map(nbytes, self.batches))
+        return self.device.type != "cuda" or free_bytes(self.device) > 2 * sum(map(nbytes, self.batches))
 
     def _bytes(self) -> int:
         """Of the card's memory that torch holds for this process; 0 on a CPU."""
         return int(torch.cuda.memory_reserved(self.device)) if self.device.type == "cuda" else 0
 
-    def _cache_bytes(self) -> int:
-        if self.device.type != "cuda":
-            return 0
-        return int(torch.cuda.get_device_properties(self.device).L2_cache_size)
+    def _l2_bytes(self) -> int:
+        return l2_bytes(self.device) if self.device.type == "cuda" else 0
 
 
 def shifts(device: torch.device, random: Random) -> list[Tensor]:
     """Blocks of memory of random number and sizes: what is allocated after them lies elsewhere."""
-    largest = min(LARGEST, int(_free(device) * FREE_SHARE)) if device.type == "cuda" else LARGEST
+    largest = min(LARGEST, int(free_bytes(device) * FREE_SHARE)) if device.type == "cuda" else LARGEST
     sizes = [random.randint(min(SMALLEST, largest), largest) for _ in range(random.randint(FEWEST, MOST))]
     return [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
-
-
-def _free(device: torch.device) -> int:
-    """Bytes of a card that no process holds."""
-    return int(torch.cuda.mem_get_info(device)[0])

@@ -19,6 +19,7 @@ from optexp.equivalence.step_digest import Digest, left_behind
 from optexp.measurement import clock, openmp, persisting
 from optexp.program import Batch, Outputs, Program, tensors_of
 from optexp.support import sparse
+from optexp.support.card_memory import l2_bytes
 from optexp.support.pausing import pauses
 from optexp.support.reading import read
 from optexp.support.wrapped import parts
@@ -206,7 +207,7 @@ class Timing(Built):
         tensors = [part for t in given for part in parts(t).values() if not part._is_zerotensor()]
         sizes = {t.untyped_storage().data_ptr(): min(t.nbytes, t.untyped_storage().nbytes()) for t in tensors}
         on_gpu = self.device.type == "cuda"
-        return sum(sizes.values()), torch.cuda.get_device_properties(self.device).L2_cache_size if on_gpu else 0
+        return sum(sizes.values()), l2_bytes(self.device) if on_gpu else 0
 
     def work(self, steps: int) -> float:
         """Steps while the parent reads the card; seconds that each of them took, about."""
@@ -223,7 +224,7 @@ class Timing(Built):
     @cached_property
     def flush(self) -> Callable[[], object]:
         """Writes twice the L2 cache: nothing that a step reads is left in it, nor in a part that was set aside."""
-        size = 2 * torch.cuda.get_device_properties(self.device).L2_cache_size
+        size = 2 * l2_bytes(self.device)
         write = torch.empty(size, dtype=torch.uint8, device=self.device).zero_
 
         def flush() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from optexp.errors import Unsupported
+from optexp.support.card_memory import free_bytes
 
 SHARE = 0.05  # of the card's free memory, at most: beyond what is free, pages move for ever
 ATTACH_GLOBAL = 1  # any stream may use it
@@ -46,7 +47,7 @@ def managed(tensor: Tensor) -> Tensor:
     """
     if tensor.dtype not in TYPES:
         raise Unsupported(f"unified memory serves {', '.join(map(str, TYPES))} here, and not {tensor.dtype}")
-    free, _ = torch.cuda.mem_get_info(tensor.device)
+    free = free_bytes(tensor.device)
     refuse_large(tensor.nbytes, free)
     with torch.cuda.device(tensor.device):
         shared = torch.as_tensor(_Managed(tensor), device=tensor.device)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from optexp.kernelkit.kernel import Case, ceil_div
+from optexp.support.card_memory import l2_bytes
 
 Call = Callable[[], Any]
 
@@ -34,7 +35,7 @@ def argument_sets(case: Case, dtype: torch.dtype, device: torch.device, cold: bo
 
 def flushing_bytes(device: torch.device) -> int:
     """Bytes of accesses that evict all earlier data from L2."""
-    return 4 * int(torch.cuda.get_device_properties(device).L2_cache_size)
+    return 4 * l2_bytes(device)
 
 
 def outgrows_cache(args: Sequence[Any], device: torch.device) -> bool:
