@@ -8,17 +8,20 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from random import Random
 
 import torch
 
 from optexp.measurement import clock
 from optexp.records.profile import Calibration
 from optexp.support.cache import kept
-from optexp.support.card_memory import free_bytes
+from optexp.support.card_memory import free_bytes, shifts
 
+PLACES = 6  # of tensors in a card's memory, for its bandwidth
 CROWDED = 0.1  # share of a CPU's calibration without a core, from which its figures are no ceilings
-_VERSION = 2  # of the measurement's method: cache entries of another version are not read
+_VERSION = 3  # of the measurement's method: cache entries of another version are not read
 
 
 def calibrate(device: torch.device, anew: bool = False, keep: bool = True) -> Calibration:
@@ -103,17 +106,13 @@ def crowded(queued: float) -> str:
 
 
 def _measure_gpu(device: torch.device) -> Calibration:
-    torch.cuda.empty_cache()  # a part of a larger block, as torch gives out what it has cached, is a tenth slower
+    torch.cuda.empty_cache()
     free = free_bytes(device)
-    size = min(512 * 2**20, free // 8)
-    source = torch.zeros(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    bandwidth = 2 * size / _seconds(lambda: target.copy_(source), device, calls=20)
+    bandwidth = max(_copy_rates(min(512 * 2**20, free // 8), device))
 
-    host = torch.zeros(min(size, 32 * 2**20), dtype=torch.uint8)
-    pinned = _upload_rate(host.pin_memory(), target)
-    pageable = _upload_rate(host, target)
-    source = target = torch.empty(0)  # frees memory for the GEMMs below
+    host = torch.zeros(min(32 * 2**20, free // 8), dtype=torch.uint8)
+    pinned = _upload_rate(host.pin_memory(), device)
+    pageable = _upload_rate(host, device)
 
     side = 8192 if free > 2**30 else 2048
     with _tf32(enabled=False):
@@ -128,9 +127,24 @@ def _measure_gpu(device: torch.device) -> Calibration:
     return Calibration(torch.cuda.get_device_name(device), bandwidth, matrix, launches * 1e6, pinned, pageable)
 
 
-def _upload_rate(host: torch.Tensor, target: torch.Tensor) -> float:
-    slot = target[: host.nbytes]
-    return host.nbytes / _seconds(lambda: slot.copy_(host, non_blocking=True), target.device)
+def _copy_rates(size: int, device: torch.device) -> Iterator[float]:
+    """B/s of a copy of `size` bytes, read and written, in several places of the card's memory.
+
+    A copy takes a tenth longer in some places than in others, and longer in any block that torch has cached.
+    """
+    random = Random(0)
+    for _ in range(PLACES):
+        aside = shifts(device, random)
+        source = torch.zeros(size, dtype=torch.uint8, device=device)
+        target = torch.empty_like(source)
+        yield 2 * size / _seconds(partial(target.copy_, source), device, calls=20)
+        del aside, source, target
+        torch.cuda.empty_cache()
+
+
+def _upload_rate(host: torch.Tensor, device: torch.device) -> float:
+    slot = torch.empty_like(host, device=device)
+    return host.nbytes / _seconds(lambda: slot.copy_(host, non_blocking=True), device)
 
 
 def _matrix_rate(side: int, dtype: torch.dtype, device: torch.device) -> float:

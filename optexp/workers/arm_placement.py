@@ -7,22 +7,17 @@ allocator did before. A process that stays in one place would measure a ratio of
 
 from __future__ import annotations
 
-from random import Random
-
 import torch
 from torch import Tensor
 
 from optexp.measurement import clock
-from optexp.support.card_memory import free_bytes, l2_bytes
+from optexp.support.card_memory import free_bytes, l2_bytes, shifts
 from optexp.support.memory_plan import give_back
 from optexp.workers.arm_program import nbytes
 from optexp.workers.arm_timing import Timing
 
 LONGEST_S = 0.1  # of one move without its steps: a process whose batches take longer to draw stays in one place
 IN_CACHES = 2.0  # sizes of the L2 cache: smaller memory is served by it, wherever it lies
-FEWEST, MOST = 1, 5  # blocks of memory that shift all later ones
-SMALLEST, LARGEST = 2**21, 2**28  # bytes of such a block
-FREE_SHARE = 1 / 64  # of free memory: largest such block
 
 
 class Placement(Timing):
@@ -69,10 +64,3 @@ class Placement(Timing):
 
     def _l2_bytes(self) -> int:
         return l2_bytes(self.device) if self.device.type == "cuda" else 0
-
-
-def shifts(device: torch.device, random: Random) -> list[Tensor]:
-    """Blocks of memory of random number and sizes: what is allocated after them lies elsewhere."""
-    largest = min(LARGEST, int(free_bytes(device) * FREE_SHARE)) if device.type == "cuda" else LARGEST
-    sizes = [random.randint(min(SMALLEST, largest), largest) for _ in range(random.randint(FEWEST, MOST))]
-    return [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]

@@ -21,7 +21,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from optexp.workers.arm_placement import shifts
+from optexp.support.card_memory import shifts
 from tests.benchmarks.honest_pairs import imported
 
 STEPS, BLOCKS, LEAD_IN = 20, 3, 4

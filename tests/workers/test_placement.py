@@ -12,9 +12,11 @@ from optexp.measurement.settings import MeasurementSettings
 from optexp.measurement.statistics import over_one_process, over_processes
 from optexp.program import tensors_of
 from optexp.records.measurement import ProcessSpread
+from optexp.support import card_memory
+from optexp.support.card_memory import shifts
 from optexp.workers import arm_placement
 from optexp.workers.arm import Arm
-from optexp.workers.arm_placement import Placement, shifts
+from optexp.workers.arm_placement import Placement
 from optexp.workers.spec import Spec
 from optexp.workloads.gelu import Gelu
 
@@ -37,7 +39,7 @@ def arm() -> Arm:
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that no cache holds."""
     monkeypatch.setattr(Placement, "_bytes", lambda _: 1)
-    monkeypatch.setattr(arm_placement, "LARGEST", 2**22)
+    monkeypatch.setattr(card_memory, "LARGEST", 2**22)
 
 
 def test_nothing_moves_where_it_makes_no_difference(arm: Arm) -> None:
