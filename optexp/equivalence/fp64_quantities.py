@@ -122,6 +122,8 @@ def _take_optimizer_step(inputs: InputSet, step: int, seen: Observation, rounded
     fp64.load(fp64.initial | counts | before(seen))  # an arm that counts nothing does not count otherwise
     for name, change in fp64.results.update_inputs.earlier.get(step, {}).items():
         program.model.get_parameter(name).detach().add_(change)
+    if not program.own_step:
+        fp64.rates.set(RATES[step % len(RATES)])
     if skipped(seen):
         return
     clear_gradients(program.model)
@@ -129,9 +131,7 @@ def _take_optimizer_step(inputs: InputSet, step: int, seen: Observation, rounded
         if (gradient := seen.get(f"grad/{name}")) is not None:
             sparse, wide = fp64.results.update_inputs.sparse[step].get(f"grad/{name}"), gradient.to(parameter)
             parameter.grad = wide if sparse is None else wide.sparse_mask(sparse)
-    if not program.own_step:
-        fp64.rates.set(RATES[step % len(RATES)])
-    elif not isinstance(optimizer, NotCalled):  # a user's step may change them
+    if program.own_step and not isinstance(optimizer, NotCalled):  # a user's step may change them
         for group, called in zip(optimizer.param_groups, fp64.results.update_inputs.called[step], strict=True):
             group.update(called)
     reassociates = nullcontext() if order is None else Reassociated(order)

@@ -144,6 +144,20 @@ def test_honest_training_passes_on_every_seed(check, optim, change):
     assert "parameter changes" in verification.headline
 
 
+def test_a_learning_rate_in_a_tensor_is_that_of_a_skipped_step(check):
+    """A GradScaler leaves out some steps of inputs with a large offset, whose gradients overflow in float16."""
+
+    class SmallLoss(Mlp):
+        def loss(self, output, batch):
+            return super().loss(output, batch) / 64
+
+    workload = SmallLoss(mode="train", dim=32, layers=2, batch_size=16)
+    narrow = [lambda program: on_device(autocast(program, "float16")), precision("float16")]
+    verification = check(workload, *narrow, families=("small", "offset"))
+    assert verification.ok, verification.headline
+    assert "a step was skipped in both: its gradients overflow" in verification.notes
+
+
 class InARow(torch.autograd.Function):
     """A bias for each row, whose gradient is added up as a compiled loop does: in eight sums, row after row."""
 
