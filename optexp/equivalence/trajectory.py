@@ -1,7 +1,9 @@
 """Many training steps under a changing learning rate: what a single step is too short to show.
 
 Rounding makes two honest runs drift apart, at a rate that is not known beforehand. So the baseline is run from states
-that differ by one rounding, and a candidate may stray three times as far as those do. It is no proof of convergence.
+that differ by one rounding, and a candidate may stray three times as far as those do. Their updates are longer or
+shorter by the rounding of a bias correction in float32, which has one sign for all parameters: an optimizer that a graph
+captures computes it so. It is no proof of convergence.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from math import inf, isclose, isfinite
 import torch
 from torch import Tensor
 
+from optexp.equivalence.hyperparameters import bias_correction_error
 from optexp.equivalence.noise import move
 from optexp.equivalence.optimizer_rules import LATER
 from optexp.program import Batch, NotCalled, Program, rate_of
@@ -71,13 +74,21 @@ def losses(program: Program, batches: Sequence[Batch], rates: Rates, unit: float
     """
     if unit:
         move(program.model, seed, lambda name: 2 * unit)  # 1 + u itself is rounded to 1
+    sign = 0.0 if not unit else 1.0 if seed % 2 else -1.0
     found = []
     for step in range(STEPS):
-        rates.set(1.0 - 0.9 * step / STEPS)
+        rates.set((1.0 - 0.9 * step / STEPS) * (1.0 + sign * _correction_error(program)))
         outputs = program.step(program, program.feed.bring(batches[step % len(batches)]))
         shown = list(outputs.values())[:1] or [read(p).norm() for p in program.model.parameters()]
         found.append(torch.stack([read(tensor).to(torch.float64).mean() for tensor in shown]).mean())
     return torch.stack(found).tolist()
+
+
+def _correction_error(program: Program) -> float:
+    """By how much, relative, the next update moves where its bias correction is computed in float32."""
+    optimizer = program.optimizer
+    moved = bias_correction_error(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else {}
+    return max(moved.values(), default=0.0)
 
 
 def strays(

@@ -52,7 +52,10 @@ WORKLOADS: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {  # modes, and s
     "vision": (("forward", "train"), {}),
     "workspace": (("forward",), {}),
 }
-FROZEN = {"AnnealedVAE"}  # counts its calls in Python: a captured graph repeats one count, and is refused rightly
+FROZEN = {  # a captured graph repeats the Python of one call, and is refused rightly
+    "AnnealedVAE",  # counts its calls
+    "RegisteredMean",  # registers a buffer in its first call, and assigns it anew in each later one
+}
 NEEDS = {"bert": "transformers", "causal_lm": "transformers", "vision": "torchvision"}
 
 

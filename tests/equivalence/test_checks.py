@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from dataclasses import replace
 from itertools import cycle, pairwise
+from pathlib import Path
 from random import SystemRandom
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from optexp.equivalence.trajectory import Rates, strays
 from optexp.errors import NoReference
 from optexp.program import Program
 from optexp.workloads.mlp import Mlp
+from optexp.workloads.module import Module, Names
 from optexp.workloads.softmax import Softmax
 from tests.equivalence.conftest import Net
 
@@ -341,6 +343,21 @@ def test_training_that_goes_astray_later_is_caught(check, monkeypatch):
     found = check(mlp("train"), with_step(skipping), follow=True)
     assert found.worst.gate == "TRAJECTORY"
     assert "as rounding explains" in found.headline
+
+
+def test_a_bias_correction_in_float32_leads_nowhere_else(check):
+    """As an optimizer's that a graph captures: all updates of a step are longer, or all are shorter, by 3e-5."""
+
+    def corrected_in_float32(program):
+        for group in program.optimizer.param_groups:
+            group["differentiable"], group["foreach"] = True, False
+        return program
+
+    file = Path(__file__).parents[1] / "benchmarks/zoo/loops.py"
+    names = Names("TabularNet", loader="tabular_net_loader", loss="tabular_net_loss")
+    workload = Module(path=str(file), mode="train", names=names)
+    found = check(workload, corrected_in_float32, follow=True)
+    assert found.ok, found.headline
 
 
 def test_more_perturbed_runs_are_made_before_training_is_called_astray(check, monkeypatch):
