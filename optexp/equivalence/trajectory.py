@@ -2,8 +2,8 @@
 
 Rounding makes two honest runs drift apart, at a rate that is not known beforehand. So the baseline is run from states
 that differ by one rounding, and a candidate may stray three times as far as those do. Their updates are longer or
-shorter by the rounding of a bias correction in float32, which has one sign for all parameters: an optimizer that a graph
-captures computes it so. It is no proof of convergence.
+shorter by the rounding of a bias correction in float32, as an optimizer in a captured graph computes it: that has one
+sign for all parameters. It is no proof of convergence.
 """
 
 from __future__ import annotations
