@@ -19,7 +19,7 @@ from optexp.records.profile import Calibration
 from optexp.support.cache import kept
 from optexp.support.card_memory import free_bytes, shifts
 
-PLACES = 6  # of tensors in a card's memory, for its bandwidth
+PLACES = 16  # of tensors in a card's memory, for its bandwidth
 CROWDED = 0.1  # share of a CPU's calibration without a core, from which its figures are no ceilings
 _VERSION = 3  # of the measurement's method: cache entries of another version are not read
 
