@@ -7,21 +7,27 @@ allocator did before. A process that stays in one place would measure a ratio of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from optexp.measurement import clock
+from optexp.program import Batch, map_batch, tensors_of
 from optexp.support.card_memory import free_bytes, l2_bytes, shifts
 from optexp.support.memory_plan import give_back
 from optexp.workers.arm_program import nbytes
 from optexp.workers.arm_timing import Timing
 
-LONGEST_S = 0.1  # of one move without its steps: a process whose batches take longer to draw stays in one place
+LONGEST_S = 0.1  # of one move without its steps: a process that takes longer stays in one place
 IN_CACHES = 2.0  # sizes of the L2 cache: smaller memory is served by it, wherever it lies
 
 
 class Placement(Timing):
-    """Batches and intermediate results move; parameters stay, and so does memory that a graph has captured."""
+    """Batches and intermediate results move; parameters stay, and so does memory that a graph has captured.
+
+    It is enough if one arm moves: its pairs then meet the other's place, too, and the interval over pairs holds both.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +38,7 @@ class Placement(Timing):
         """Whether a step's tensors lie in other places now, for all blocks until the next call.
 
         False where that makes no difference or takes too long: on a CPU, for memory that the L2 cache holds, where arms
-        take turns on a full card, and where batches take long to draw.
+        take turns on a full card, and where batches cannot be copied and take long to draw.
         """
         if self.too_long or self.in_turns or self._bytes() <= IN_CACHES * self._l2_bytes():
             return False
@@ -43,7 +49,7 @@ class Placement(Timing):
         give_back(self.device)
         self.shifts = shifts(self.device, self.random)
         if not self.has_loader() and self._room():  # a loader makes its own, in memory that has been given back
-            self.batches = self.drawn_batches(self.distinct)
+            self.batches = copies(self.batches) or self.drawn_batches(self.distinct)
         self.restore()
         give_back(self.device)  # the batches before
         self.too_long = clock.now() - begin > LONGEST_S
@@ -64,3 +70,16 @@ class Placement(Timing):
 
     def _l2_bytes(self) -> int:
         return l2_bytes(self.device) if self.device.type == "cuda" else 0
+
+
+def copies(batches: Sequence[Batch]) -> list[Batch]:
+    """The same batches in other memory; empty where a copy would be laid out otherwise, as of an expanded tensor."""
+    plain = all(_is_plain(tensor) for batch in batches for tensor in tensors_of(batch).values())
+    return [map_batch(torch.clone, batch) for batch in batches] if plain else []
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a copy has the same layout. It would not be a leaf of a graph, and lies in no pinned memory."""
+    if type(tensor) is not Tensor or tensor.requires_grad or tensor.layout is not torch.strided or tensor.is_nested:
+        return False
+    return tensor.stride() == torch.empty_like(tensor, device="meta").stride() and not tensor.is_pinned()
