@@ -158,7 +158,8 @@ class CudaGraph(Strategy):
             return Evidence(False, "no graph was launched in the profiled steps")
         inside = sum(kernel.in_graph for kernel in after.kernels) / len(after.steps)
         outside = len(after.kernels) / len(after.steps) - inside
-        text = f"{launches:g} graph launches a step, with {inside:g} kernels inside"
+        count = "1 graph launch" if launches == 1 else f"{launches:g} graph launches"
+        text = f"{count} a step, with {inside:g} kernels inside"
         text += f" and {outside:g} outside" if self.scope != "step" else ""
         plain = len(before.kernels) / len(before.steps)
         if inside + outside > MORE * plain:

@@ -304,7 +304,7 @@ def test_evidence_is_a_graph_launch():
     )
     evidence = CudaGraph().evidence(plain, graph, {}, {})
     assert evidence.engaged
-    assert evidence.text == "1 graph launches a step, with 3 kernels inside"
+    assert evidence.text == "1 graph launch a step, with 3 kernels inside"
     assert CudaGraph("model").evidence(plain, graph, {}, {}).text.endswith("3 kernels inside and 0 outside")
     assert not CudaGraph().evidence(plain, plain, {}, {}).engaged
     less = replace(plain, kernels=plain.kernels[:4])
