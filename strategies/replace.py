@@ -24,6 +24,7 @@ from optexp.program import (
     placed,
     preserved,
     set_training,
+    take_modes,
     to_device,
 )
 from optexp.python_state.slots import tensors_in
@@ -374,8 +375,8 @@ def kind(tensor: Tensor) -> tuple[torch.layout, list[str]]:
 
 
 def take_over(old: nn.Module, new: nn.Module, pairs: Pairs, optimizer: Optimizer | None) -> None:
-    """Values, `requires_grad`, and the optimizer with its state go from the old model's parameters to the new one's."""
-    set_training(new, is_training(old))
+    """Modes, values, `requires_grad`, and the optimizer with its state go from the old model to the new one."""
+    take_modes(old, new)
     ours, theirs = (dict(m.named_parameters()) | dict(m.named_buffers()) for m in (old, new))
     new_of = {}
     for name, (other, turned) in pairs.items():

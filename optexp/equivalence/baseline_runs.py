@@ -35,16 +35,19 @@ class BaselineObservation:
 
     noisy:        noise was added inside the model
     reassociated: sums were taken in another order
+    ties:         equal elements were selected in another order
     """
 
     step: int
     seen: Observation
     noisy: bool
     reassociated: bool
+    ties: bool
 
     @classmethod
     def of(cls, step: int, seen: Observation) -> BaselineObservation:
-        return cls(step, seen, bool(seen["flag/noisy"]), int(seen["flag/reassociated"]) > 0)
+        reassociated, ties = (int(seen[f"flag/{name}"]) > 0 for name in ("reassociated", "ties"))
+        return cls(step, seen, bool(seen["flag/noisy"]), reassociated, ties)
 
     @property
     def perturbed(self) -> bool:
@@ -99,7 +102,7 @@ def _note_results(inputs: InputSet, run: BaselineObservation) -> None:
         _measure_spread(inputs, seen)
     integers = (name for name in seen if run.perturbed and name.startswith("out/") and is_exact(seen[name]))
     for name in integers:
-        yardsticks.steps[run.step].moved_integers.setdefault(name, []).append(seen[name].clone())
+        yardsticks.steps[run.step].move(name, seen[name], run.ties)
 
 
 def _measure(inputs: InputSet, run: BaselineObservation) -> None:

@@ -28,6 +28,7 @@ flag/another_model     1 where the model is another one than the baseline's
 flag/apart             1 where the whole program was written apart from the baseline's
 flag/reassociated      how many operators took another order; −1 in a run that was asked for none. Of after/,
                        such a run has the same, and everything of an optimizer whose class is the user's own
+flag/ties              how many elements of selections took the place of equal ones there; 0 in other runs
 flag/coarsest          the largest eps that it met of an arithmetic; 0 in other runs
 flag/finest            the least eps of a dtype that got noise; 1 without
 """
@@ -240,6 +241,7 @@ def _of_run(noise: int | None, met: set[torch.dtype], reassociated: Reassociated
     return {
         "noisy": torch.tensor(noise is not None, dtype=torch.uint8),
         "reassociated": torch.tensor(reassociated.changed if reassociated else -1, dtype=torch.int64),
+        "ties": torch.tensor(reassociated.ties if reassociated else 0, dtype=torch.int64),
         "coarsest": torch.tensor(reassociated.coarsest if reassociated else 0.0, dtype=torch.float64),
         "finest": torch.tensor(min((torch.finfo(dtype).eps for dtype in met), default=1.0), dtype=torch.float64),
     }

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
-from optexp.equivalence import reordered_products, reordered_scatters, reordered_sums, tf32_operands
+from optexp.equivalence import reordered_products, reordered_scatters, reordered_sums, reordered_ties, tf32_operands
 from optexp.equivalence.rounding_steps import BITS, NARROW, RoundingSteps
 from optexp.support.eagerly import EagerMode
 
@@ -71,6 +71,7 @@ class Reassociated(EagerMode):
     """Inside, reductions take another order and results another rounding, by `seed` (1, 2, ...).
 
     changed:  how many operators were
+    ties:     how many elements of selections took the place of equal ones
     coarsest: the largest eps of a dtype or arithmetic (TF32) that something was computed in
     """
 
@@ -78,7 +79,7 @@ class Reassociated(EagerMode):
         super().__init__()
         self.seed, self.order = seed, Random(seed)
         self.steps = RoundingSteps(seed)
-        self.changed, self.coarsest = 0, 0.0
+        self.changed, self.ties, self.coarsest = 0, 0, 0.0
 
     def __enter__(self) -> Reassociated:
         self._attention = sdpa_kernel(SDPBackend.MATH)  # whose products and softmax are seen here
@@ -91,6 +92,9 @@ class Reassociated(EagerMode):
         self._attention.__exit__(*error)
 
     def operation(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if (selection := reordered_ties.SELECTIONS.get(func)) is not None and _is_plain(args[0]):
+            self.changed += 1
+            return selection(self, func, *args, **kwargs)  # values that are selected are not rounded
         real = [tensor for tensor in _tensors((args, [*kwargs.values()])) if tensor.dtype in BITS]
         whole = not isinstance(func, OpOverload) and func.name() in _ATTENTION
         if (func.namespace != "aten" and not whole) or not real or any(not _is_plain(tensor) for tensor in real):
@@ -132,6 +136,13 @@ class Reassociated(EagerMode):
         of_run = tf32_operands.BY_RUN
         taken = self.order.choice(of_run[(self.seed - 1) % len(of_run)])
         return [taken(operand) for operand in operands]
+
+    def order_of_ties(self, count: int, device: torch.device) -> Tensor:
+        """Places of `count` elements. The first run turns them around, so that of each two equal ones one is seen in
+        the other's place."""
+        if self.seed == 1:
+            return torch.arange(count - 1, -1, -1, device=device)
+        return torch.randperm(count, generator=self.steps.generator(device), device=device)
 
     def met(self, eps: float) -> None:
         self.coarsest = max(self.coarsest, eps)

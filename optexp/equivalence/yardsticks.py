@@ -60,6 +60,7 @@ class StepYardsticks:
     has_rounded:  the errors of rounded hyperparameters are known
     integers:     by output, integers of the first plain run
     moved_integers: by output, integers of runs with noise or in another order
+    open_integers: by output, the elements that the order of equal ones decides, which torch leaves open
     python_state: by name, Python state that a user's step left in its first run, and whether that run was perturbed
     """
 
@@ -68,7 +69,19 @@ class StepYardsticks:
     has_rounded: bool = False
     integers: dict[str, Tensor] = field(default_factory=dict)
     moved_integers: dict[str, list[Tensor]] = field(default_factory=dict)
+    open_integers: dict[str, Tensor] = field(default_factory=dict)
     python_state: dict[str, tuple[bytes, bool]] = field(default_factory=dict)
+
+    def move(self, name: str, integers: Tensor, ties: bool) -> None:
+        """Add an output's integers of a run with noise or in another order.
+
+        ties: equal elements were selected in another order
+        """
+        self.moved_integers.setdefault(name, []).append(integers.clone())
+        first = self.integers.get(name)
+        if ties and first is not None and first.shape == integers.shape:
+            others = integers != first.to(integers.device)
+            self.open_integers[name] = others | self.open_integers.get(name, others)
 
     def allow(self, quantity: Quantity) -> None:
         """Allow any candidate the error of `quantity`, in each block too."""

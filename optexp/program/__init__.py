@@ -39,6 +39,7 @@ from optexp.program.state import placed as placed
 from optexp.program.state import preserved as preserved
 from optexp.program.state import prime as prime
 from optexp.program.state import set_training as set_training
+from optexp.program.state import take_modes as take_modes
 from optexp.program.steps import STEPS as STEPS
 from optexp.program.steps import forward as forward
 from optexp.program.steps import forward_backward as forward_backward

@@ -159,10 +159,35 @@ def is_training(model: nn.Module) -> bool:
     return bool(getattr(model, "training", False))
 
 
-def set_training(model: nn.Module, training: bool) -> None:
-    """`model.train(training)`, but for an exported program, which has one mode and no other."""
+def set_training(model: nn.Module, training: bool) -> list[str]:
+    """`model.train(training)`, but for an exported program, which has one mode and no other.
+
+    Parts that lie in the other mode inside a model which has this one already stay there: frozen statistics of a batch
+    norm, a teacher, dropout that draws in inference.
+
+    Returns:
+        The names of these parts, without those inside another one.
+    """
+    kept = _in_other_mode(model) if is_training(model) is training else {}
     with suppress(NotImplementedError):
         model.train(training)
+    for part in kept.values():
+        part.training = not training
+    return [name for name in kept if name.rpartition(".")[0] not in kept]
+
+
+def take_modes(old: nn.Module, new: nn.Module) -> None:
+    """Give a model the mode of another one, and its parts the modes of the parts of the same names."""
+    training, parts = is_training(old), dict(new.named_modules())
+    set_training(new, training)
+    for name in _in_other_mode(old).keys() & parts.keys():
+        parts[name].training = not training
+
+
+def _in_other_mode(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules by name whose mode is not the model's own."""
+    mode = is_training(model)
+    return {name: part for name, part in model.named_modules() if getattr(part, "training", mode) is not mode}
 
 
 def _place_sparse(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:

@@ -74,8 +74,8 @@ class InFloat64(TorchFunctionMode):
             return self._seen.get(found, found)
         if func in NARROW:
             return NARROW[func](*args, **kwargs)
-        if func in DRAWS and isinstance(kwargs.get("generator"), torch.Generator):
-            return drawn(func, args, kwargs)  # the arms' numbers, from a generator of the user's own
+        if func in DRAWS:
+            return drawn(func, args, kwargs)  # the arms' numbers, as those that a network begins with
         if quantizes(func):
             return in_float32(func, args, kwargs)
         if func is Tensor.view and not (args[0].is_floating_point() or args[0].is_complex()):

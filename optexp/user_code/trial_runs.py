@@ -60,11 +60,12 @@ def _lazy(model: nn.Module) -> bool:
 
 
 def _size(program: Program, batch: Batch) -> None:
-    trains = is_training(program.model)
+    modes = {part: is_training(part) for part in program.model.modules()}
     program.model.eval()
     with torch.no_grad():
         program.predict(batch)
-    program.model.train(trains)
+    for part, trains in modes.items():
+        part.training = trains
 
 
 def loss_of_the_model(own: UserWorkload, model: nn.Module, dtype: torch.dtype) -> bool:

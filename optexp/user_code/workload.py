@@ -52,6 +52,7 @@ from optexp.user_code.adapters import (
     scalar,
     seed_all,
 )
+from optexp.user_code.aliasing import listed
 from optexp.user_code.first_call import naming_inputs
 from optexp.user_code.given_batches import GivenBatches
 from optexp.user_code.layout import Layout, constants_of, find_labels
@@ -264,7 +265,9 @@ class UserWorkload(Workload):
         if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
             raise ConfigError("the model lies on the meta device, where it has no values: build it on another")
         model = placed(model, device, None if keeps else dtype)
-        set_training(model, trains)
+        if others := set_training(model, trains):
+            mode = "evaluation" if trains else "training"
+            self.remarks.append(f"modules that the file puts into {mode} mode stay there: {listed(others)}")
         if trains and not any(p.requires_grad for p in model.parameters()):
             raise ConfigError(f"mode={self.mode}: the model has no parameters to train; what is left is mode=forward")
         return model

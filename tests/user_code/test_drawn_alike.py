@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from optexp.errors import Unsupported
 from optexp.result import Verdict
@@ -24,6 +24,11 @@ KINDS: dict[str, Callable[[Tensor], Tensor]] = {
     "bernoulli": lambda like: torch.bernoulli(like.sigmoid()),
     "multinomial": lambda like: torch.multinomial(like.softmax(-1), 3),
     "categorical": lambda like: torch.distributions.Categorical(logits=like).sample(),
+    "complex": lambda like: torch.view_as_real(torch.randn(like.shape, dtype=torch.complex64)),
+    "float64": lambda like: torch.rand(like.shape, dtype=torch.float64),
+    "uniform_ of nn.init": lambda like: nn.init.uniform_(torch.empty_like(like), -1, 2),
+    "normal_ of nn.init": lambda like: nn.init.normal_(torch.empty_like(like), 1, 2),
+    "a layer": lambda like: nn.Linear(10, 4).weight.detach(),
 }
 
 
@@ -36,6 +41,11 @@ def test_float64_draws_what_float32_draws(kind: str) -> None:
         wide = KINDS[kind](like.double())
     assert not wide.is_floating_point() or wide.dtype is torch.float64
     torch.testing.assert_close(wide.to(narrow.dtype), narrow)
+    torch.manual_seed(4)
+    narrow = KINDS[kind](like)
+    with InFloat64(torch.float32):
+        torch.manual_seed(4)
+        torch.testing.assert_close(KINDS[kind](like.double()).to(narrow.dtype), narrow)
 
 
 def test_generators_are_as_before() -> None:
@@ -110,3 +120,40 @@ def train_step(model, batch, optimizer):
 def test_noise_of_a_generator_of_the_users_is_compared(tmp_path: Path, scale: str, verdict: Verdict) -> None:
     result = compared(tmp_path, NOISY, NOISY.replace("torch.randn(p", f"{scale}(p"), "measurement.verification_seeds=1")
     assert result.verdict is verdict, result.headline
+
+
+SECOND_NETWORK = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.layer(x)
+
+other = None
+
+def get_inputs():
+    return [torch.randn(8, 6)]
+
+def get_optimizer(params):
+    return torch.optim.SGD(params, lr=0.1)
+
+def train_step(model, batch, optimizer):
+    global other
+    if other is None:
+        other = nn.Linear(6, 3)
+    optimizer.zero_grad()
+    loss = (model(batch[0]) - other(batch[0])).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+
+
+def test_a_network_that_the_first_call_makes_begins_in_float64_as_in_float32(tmp_path: Path) -> None:
+    other_order = SECOND_NETWORK.replace(".square().mean()", ".square().sum(0).sum() / 24")
+    assert compared(tmp_path, SECOND_NETWORK, other_order).verdict is Verdict.VERIFIED

@@ -1,0 +1,78 @@
+"""Modules that a file puts into another mode than the model's stay there, as in the user's own process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from optexp.program import set_training, take_modes
+from optexp.result import Verdict
+from tests.two_files import compared
+
+FROZEN = """
+import torch
+from torch import nn
+
+def get_model():
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    model[1].eval()
+    return model
+
+def get_inputs():
+    return [torch.randn(12, 6), torch.randint(3, (12,))]
+
+def get_optimizer(params):
+    return torch.optim.SGD(params, lr=0.1)
+
+def loss(outputs, batch):
+    return nn.functional.cross_entropy(outputs, batch[1])
+"""
+TRAINED = FROZEN.replace("    model[1].eval()\n", "")
+BY_TRAIN = """
+    model = Detector(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    return model
+
+class Detector(nn.Sequential):
+    def train(self, mode=True):
+        super().train(mode)
+        self[1].eval()
+        return self
+"""
+
+
+def test_frozen_statistics_stay_frozen(tmp_path: Path) -> None:
+    result = compared(tmp_path, FROZEN, FROZEN.replace("nn.ReLU()", "nn.ReLU(inplace=True)"))
+    assert result.verdict is Verdict.VERIFIED
+    assert "modules that the file puts into evaluation mode stay there: 1" in result.notes
+
+
+def test_a_file_that_trains_them_is_another_program(tmp_path: Path) -> None:
+    assert compared(tmp_path, FROZEN, TRAINED).verdict is Verdict.NOT_EQUIVALENT
+
+
+def test_a_model_that_freezes_them_in_train_is_the_same_program(tmp_path: Path) -> None:
+    body = FROZEN[FROZEN.index("    model = ") : FROZEN.index("\ndef get_inputs")]
+    assert compared(tmp_path, FROZEN, FROZEN.replace(body, BY_TRAIN)).verdict is Verdict.VERIFIED
+
+
+def test_a_model_in_the_other_mode_changes_as_a_whole() -> None:
+    model = nn.Sequential(nn.Dropout(), nn.Sequential(nn.Dropout())).eval()
+    assert set_training(model, True) == []
+    assert all(part.training for part in model.modules())
+
+
+def test_a_second_implementation_takes_the_modes_over() -> None:
+    old, new = (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)) for _ in range(2))
+    old[1].eval()
+    take_modes(old, new)
+    assert [part.training for part in new.modules()] == [True, True, False]
+
+
+def test_dropout_that_draws_in_inference_goes_on() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Sequential(nn.Dropout())).eval()
+    model[1].train()
+    assert set_training(model, False) == ["1"]
+    assert [part.training for part in model.modules()] == [False, False, True, True]
+    assert not torch.equal(*(model(torch.ones(64, 2)) for _ in range(2)))
