@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import MappingKey, is_namedtuple, tree_flatten, tree_flatten_with_path, tree_map
 
-from optexp.python_state.slots import DEPTH, MADE, PLAIN, SIMPLE, WITH_STATE, tensors_in
+from optexp.python_state.slots import DEPTH, HOW, MADE, PLAIN, SIMPLE, WITH_STATE, tensors_in
 from optexp.python_state.variables import users
 from optexp.support.sparse import equal as of_parts
 from optexp.support.sparse import is_sparse
@@ -185,9 +185,11 @@ def _contents(leaf: Any, orders: Orders, depth: int) -> Any:
 
 def _sorted(value: Any) -> Any:
     """Containers as dicts by key and as lists. A model with the same parameters in another order fills a dict
-    otherwise; classes of named tuples and factories of dicts are other objects in each process."""
+    otherwise; classes of named tuples and factories of dicts are other objects in each process. An optimizer's group
+    leaves out how its update is computed."""
     if type(value) in (dict, OrderedDict, defaultdict):
-        return {key: _sorted(value[key]) for key in sorted(value, key=repr)}
+        left_out = HOW if "params" in value else ()
+        return {key: _sorted(value[key]) for key in sorted(value, key=repr) if key not in left_out}
     sequence = type(value) in (list, tuple, deque) or is_namedtuple(value)
     return [_sorted(entry) for entry in value] if sequence else value
 

@@ -65,6 +65,21 @@ def test_a_count_in_an_object_is_exact() -> None:
     assert not alike((before, Average(network(), 5)), (before, after), UNIT, [])
 
 
+def test_options_of_an_optimizers_implementation_are_no_result() -> None:
+    def stepped(**options: Any) -> list[dict[str, Any]]:
+        parameter = nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.Adam([parameter], **options)
+        before = optimizer.state_dict()
+        parameter.grad = torch.ones(4)
+        optimizer.step()
+        return [before, optimizer.state_dict()]
+
+    plain = stepped()
+    assert alike(stepped(fused=True), plain, UNIT, [])
+    assert alike(stepped(foreach=True), plain, UNIT, [])
+    assert not alike(stepped(fused=True, amsgrad=True), plain, UNIT, [])
+
+
 def test_networks_pair_their_tensors_by_name() -> None:
     """A rewritten graph registers its parts in the order of their calls."""
     inside, traced = network(), nn.Linear(8, 8)
