@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from optexp.equivalence import loss_scale
+from optexp.equivalence.buffer_counterparts import with_buffers
 from optexp.equivalence.determined import determined
 from optexp.equivalence.effects import broken_effects
 from optexp.equivalence.fp64_quantities import causes, quantities, updates
@@ -68,9 +69,11 @@ class CandidateStep:
         self.inputs.fp64.adopt(self.inputs.baseline)
         state = self.inputs.fp64.program.step_state
         seen, instead = self.inputs.optimizer_names.translated(self.seen, self.inputs.baseline, state)
+        start, unit = self.inputs.fp64.start_of(self.step, self.inputs.baseline), self.inputs.arithmetic.row.unit
+        seen, held = with_buffers(seen, self.inputs.baseline, start, state, unit)
         seen, amiss = self._remembered(seen)
         named = replace(self, seen=seen, instead=instead)
-        return [*amiss, *(instead_of(*names) for names in instead.items()), *named._in_baseline_names()]
+        return [*held, *amiss, *(instead_of(*names) for names in instead.items()), *named._in_baseline_names()]
 
     def _remembered(self, seen: Observation) -> tuple[Observation, list[Finding]]:
         """The same with the baseline's names of what a step keeps in Python, of a program that was written apart."""

@@ -247,6 +247,10 @@ class Program:
         found = (wrapped.parts(alias(read(buffer)), alias.name) for alias, buffer in named if alias)
         return {name: part for parts in found for name, part in parts.items()}
 
+    def unnamed_buffers(self) -> dict[str, Tensor]:
+        """The model's buffers that the baseline lacks, by their own names: restored, and compared with nothing."""
+        return {name: buffer for name, buffer in self.model.named_buffers() if self.alias(name) is None}
+
     def alias(self, name: str) -> Alias | None:
         """The baseline's name of a tensor of the model; None where the baseline has no such tensor."""
         if self.aliases is None or name in self.aliases:
