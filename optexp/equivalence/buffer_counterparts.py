@@ -49,6 +49,6 @@ def with_buffers(
 def _missing(seen: Observation, baseline: Observation, start: Mapping[str, Tensor]) -> Iterator[str]:
     """Buffers that the baseline's step changes, and the candidate's model lacks."""
     for key, tensor in baseline.items():
-        if key.startswith("buffer/") and key not in seen and key in start:
-            if not identical(tensor, start[key].to(tensor)):
-                yield key.removeprefix("buffer/")
+        held = key.startswith("buffer/") and key not in seen and key in start
+        if held and not identical(tensor, start[key].to(tensor)):
+            yield key.removeprefix("buffer/")

@@ -22,11 +22,12 @@ from optexp.equivalence.near_ties import AT_ONCE, NEAR, TIED, allow_near_ties, h
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.optimizer_counterparts import instead_of, without
 from optexp.equivalence.optimizer_rules import unlike_rules, with_rules
-from optexp.equivalence.quantities import Quantity, source
+from optexp.equivalence.quantities import Quantity, is_exact, source
 from optexp.equivalence.quantity_gates import baseline_at, compare, rows_far_off, unseen_for
 from optexp.equivalence.rounded_hyperparameters import allow_rounded_hyperparameters
 from optexp.equivalence.schedules import unlike_schedules
 from optexp.equivalence.tensor_math import alike, identical
+from optexp.equivalence.ties import unless_tied
 from optexp.equivalence.trajectory import TIMED
 from optexp.errors import NoReference
 from optexp.records.verification import Element, Finding, broken
@@ -201,6 +202,8 @@ class CandidateStep:
         """
         inputs = self.inputs
         finding = compare(inputs, quantity)
+        if not finding.ok and is_exact(quantity.value):
+            finding = unless_tied(inputs, self.step, self.seen, quantity, finding)
         finding = finding if finding.ok else explained(finding, quantity, causes(quantity.name, self.seen))
         finding = replace(finding, bitwise=source(quantity.name) in equal, far_off=rows_far_off(inputs, quantity))
         unseen, parted = unseen_for(inputs, quantity, finding)

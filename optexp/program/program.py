@@ -116,6 +116,15 @@ class StepState(Protocol):
         """
         ...
 
+    def rearranged(self, ours: Sequence[bytes], theirs: bytes, unit: float, noise: Sequence[float]) -> bool | None:
+        """Whether all rows that an entry of the other arm writes are among those that ours hold then; None
+        of none.
+
+        Args:
+            ours, theirs, unit, noise: As `lacking` takes them.
+        """
+        ...
+
     def values(self, packed: Sequence[bytes]) -> list[tuple[Any, Any]]:
         """Before and after, of each value in entries that `changed` packs."""
         ...

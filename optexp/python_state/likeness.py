@@ -6,7 +6,7 @@ Counts and texts must be equal. Real numbers may differ as far as rounding, and 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Any
 
@@ -26,6 +26,7 @@ FINE = 2.0**-10  # others: what a fused optimizer holds in float32 moves updates
 NOISE = 3.0  # times as far as noise moves the baseline's
 SEEN = 0.02  # of a change: a larger error has to show
 ROUNDINGS, FEW = 16.0, 4.0  # of the number itself, which may be a long sum; of many numbers' size
+MOST_PRODUCTS = 2**28  # of rows that are looked for and elements that they are compared with
 OPTIONS: tuple[Any, ...] = (MappingKey("param_groups"), MappingKey(MADE))  # of an optimizer that a step makes
 
 
@@ -95,6 +96,53 @@ def lacking(
         for leaf, by in zip(here, blurred, strict=False)
         if not (_still(*leaf) or any(_moves_alike(one, leaf, unit, by, drifted) for one in there))
     ]
+
+
+def rearranged(ours: Sequence[Pair], theirs: Pair, unit: float, noise: Sequence[float] = ()) -> bool | None:
+    """Whether all rows that one arm writes are among those that the other holds then, as a ring of rows in a tensor and
+    a deque of them are; None where it writes none. No word of their order, nor of how many there are.
+
+    ours: everything that the other arm changes
+    """
+    there = _by_shape(after for pair in ours for _, after in values(pair))
+    old = _by_shape(tree_flatten(_sorted(_opened(theirs[0], {})))[0])
+    wrote, here = False, values(theirs)
+    for (before, after), by in zip(here, [*noise, *[0.0] * len(here)], strict=False):
+        if after is None or _still(before, after):
+            continue
+        options = [rows[~_among(old, rows)] for rows in _as_rows(after)]
+        if options and not all(map(len, options)):
+            continue  # it moves within its container
+        if not any(bool(_among(there, rows, unit, by).all()) for rows in options):
+            return False
+        wrote = True
+    return wrote or None
+
+
+def _as_rows(value: Any) -> list[Tensor]:
+    """A number, or a tensor, as one row, and a tensor's own rows."""
+    if not isinstance(value, (bool, int, float, Tensor)) or (isinstance(value, Tensor) and value.is_complex()):
+        return []
+    number = _wide(value)
+    return [number[None], number] if number.ndim and number.numel() else [number[None]]
+
+
+def _by_shape(held: Iterable[Any]) -> dict[torch.Size, Tensor]:
+    """Rows of values, by their shape."""
+    found: dict[torch.Size, list[Tensor]] = defaultdict(list)
+    for rows in (rows for value in held for rows in _as_rows(value)):
+        found[rows.shape[1:]].append(rows)
+    return {shape: torch.cat(rows) for shape, rows in found.items()}
+
+
+def _among(there: dict[torch.Size, Tensor], rows: Tensor, unit: float = 0.0, by: float = 0.0) -> Tensor:
+    """Of each row, whether it is there, up to rounding; by: how far noise moves them."""
+    known = there.get(rows.shape[1:])
+    if known is None or len(rows) * known.numel() > MOST_PRODUCTS:
+        return torch.zeros(len(rows), dtype=torch.bool)
+    one, other = (part.reshape(len(part), -1) for part in (rows, known))
+    far = torch.cdist(one, other, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
+    return far <= ROUNDINGS * unit * one.norm(dim=1) + NOISE * by
 
 
 def values(pair: Pair) -> list[tuple[Any, Any]]:

@@ -229,6 +229,11 @@ class TrackedStepState:
         known = [pair for pair in map(self._unpacked_if_known, ours) if pair is not None]
         return likeness.lacking(known, self._unpacked(theirs), unit, noise, drifted)
 
+    def rearranged(self, ours: Sequence[bytes], theirs: bytes, unit: float, noise: Sequence[float]) -> bool | None:
+        """Whether all rows that one arm writes are among those that the other holds then; None of none."""
+        known = [pair for pair in map(self._unpacked_if_known, ours) if pair is not None]
+        return likeness.rearranged(known, self._unpacked(theirs), unit, noise)
+
     def values(self, packed: Sequence[bytes]) -> list[tuple[Any, Any]]:
         """Before and after, of each value that an arm changes."""
         known = [pair for pair in map(self._unpacked_if_known, packed) if pair is not None]

@@ -76,4 +76,5 @@ def test_buffers_that_the_baseline_lacks_are_put_back() -> None:
     start.remember(made)
     model(torch.randn(8, 4))
     start.restore(made)
-    assert model.num_batches_tracked == 0 and not model.running_mean.any()
+    assert model.num_batches_tracked == 0
+    assert not model.running_mean.any()
