@@ -41,6 +41,10 @@ NARROW = (
     "the optimizer computes in bfloat16 or float16, and the order of its sums alone moves {} by as much as the two"
     " programs differ: an update that is wrong by less could not be told; let it compute in float32 for the comparison"
 )
+UNSEEN_STATE = (
+    "rounding alone moves {} by more than 2 % of a step's change of it, so that no wrong value could be told from a right"
+    " one: take a larger batch, float32, or a better conditioned step"
+)
 GENERATORS = "generators"
 DRAWS_OTHERWISE = (
     "a step of the baseline draws from Python's or numpy's generator, and the candidate's draws other numbers, or none:"
@@ -124,11 +128,19 @@ class CandidateStep:
         return list(broken_effects(ours, theirs, initial, by_value, skips, self._same_step_state))
 
     def _same_step_state(self, name: str, ours: bytes, theirs: bytes) -> bool:
-        """Whether both arms hold the same Python state, up to rounding and the baseline's own spread."""
+        """Whether both arms hold the same Python state, up to rounding and the baseline's own spread.
+
+        Raises NoReference where noise moves what differs by so much that nothing wrong would show.
+        """
         step_state = self.inputs.fp64.program.step_state
         unit, spread = self.inputs.arithmetic.row.unit, self.inputs.yardsticks.state_spread.get(name, ())
         drifted = self.step == TIMED
-        return ours == theirs or (step_state is not None and step_state.alike(ours, theirs, unit, spread, drifted))
+        if ours == theirs or step_state is None:
+            return ours == theirs
+        same = step_state.alike(ours, theirs, unit, spread, drifted)
+        if not same and not drifted and step_state.unseen(ours, theirs, unit, spread):
+            raise NoReference(UNSEEN_STATE.format(name))
+        return same
 
     def _remarks(self, skips: bool) -> Iterator[Finding]:
         """Findings without a gate, for the notes.

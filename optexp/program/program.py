@@ -100,6 +100,14 @@ class StepState(Protocol):
         """
         ...
 
+    def unseen(self, ours: bytes, theirs: bytes, unit: float, noise: Sequence[float]) -> bool:
+        """Whether all that is not alike are numbers that noise moves by too much for anything wrong to show.
+
+        Args:
+            ours, theirs, unit, noise: As `alike` takes them.
+        """
+        ...
+
     def alike_in_kind(self, ours: bytes, theirs: bytes) -> bool:
         """Whether an entry of two arms holds as many values, in the same places."""
         ...

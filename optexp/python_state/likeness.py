@@ -6,8 +6,8 @@ Counts and texts must be equal. Real numbers may differ as far as rounding, and 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Sequence
-from math import inf
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf, isfinite
 from typing import Any
 
 import torch
@@ -63,6 +63,23 @@ def alike(
     drifted: many steps lie before, which each arm made by itself: counts may have parted by rounding, and real numbers
              change as differently as what they were
     """
+    return not [*_unlike(ours, theirs, unit, noise, drifted)]
+
+
+def unseen(ours: Pair, theirs: Pair, unit: float, noise: Sequence[float]) -> bool:
+    """Whether all that is not `alike` are numbers that noise moves by so much of the change that nothing wrong would
+    show beside it."""
+    unlike = [*_unlike(ours, theirs, unit, noise, drifted=False)]
+    return bool(unlike) and all(
+        _real(other) and isfinite(by) and by > SEEN * float(_change(_wide(other), started).norm())
+        for started, other, by in unlike
+    )
+
+
+def _unlike(
+    ours: Pair, theirs: Pair, unit: float, noise: Sequence[float] | None, drifted: bool
+) -> Iterator[tuple[Any, Any, float]]:
+    """Before and after of the second's values that are not `alike`, and how far noise moves them."""
     leaves = _leaves(ours, theirs)
     blurred = [*(noise or ()), *[0.0] * len(leaves)]
     for (before, one, started, other), by in zip(leaves, blurred, strict=False):
@@ -70,8 +87,7 @@ def alike(
         if drifted and (off := _distance(0.0, before, 0.0, started)):
             allowed += NOISE * off
         if _distance(before, one, started, other) > allowed + NOISE * by:
-            return False
-    return True
+            yield started, other, by
 
 
 def alike_in_kind(ours: Pair, theirs: Pair) -> bool:

@@ -217,6 +217,10 @@ class TrackedStepState:
         """Whether two arms changed something likewise (see `optexp.python_state.likeness`)."""
         return likeness.alike(self._unpacked(ours), self._unpacked(theirs), unit, noise, drifted)
 
+    def unseen(self, ours: bytes, theirs: bytes, unit: float, noise: Sequence[float]) -> bool:
+        """Whether noise moves all that is not alike by so much that nothing wrong would show beside it."""
+        return likeness.unseen(self._unpacked(ours), self._unpacked(theirs), unit, noise)
+
     def alike_in_kind(self, ours: bytes, theirs: bytes) -> bool:
         """Whether an entry of two arms holds as many values, in the same places."""
         one = self._unpacked_if_known(ours)

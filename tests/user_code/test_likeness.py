@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from optexp.python_state.likeness import alike, lacking, rearranged, same_start
+from optexp.python_state.likeness import alike, lacking, rearranged, same_start, unseen
 
 UNIT = 2.0**-24
 
@@ -147,3 +147,13 @@ def test_rows_of_a_ring_are_those_of_a_deque() -> None:
     rewards = (torch.zeros(4), torch.tensor([0.5, 1.5, 0.0, 0.0])), (deque(), deque([0.5, 1.5]))
     assert rearranged(rewards[1:], rewards[0], UNIT)
     assert rearranged(rewards[:1], rewards[1], UNIT)
+
+
+def test_numbers_that_noise_moves_show_nothing() -> None:
+    theirs = [1.0, 1.0, 3], [2.0, 2.0, 4]
+    ours = [1.0, 1.0, 3], [2.9, 2.0, 4]
+    assert unseen(ours, theirs, UNIT, [0.2, 0.0, 0.0])
+    assert not unseen(ours, theirs, UNIT, [0.01, 0.5, 0.0])
+    assert not unseen(ours, theirs, UNIT, [])
+    assert not unseen(theirs, theirs, UNIT, [0.2])
+    assert not unseen(([1.0, 1.0, 3], [2.9, 2.0, 5]), theirs, UNIT, [0.2])
