@@ -42,8 +42,8 @@ NARROW = (
     " programs differ: an update that is wrong by less could not be told; let it compute in float32 for the comparison"
 )
 UNSEEN_STATE = (
-    "rounding alone moves {} by more than 2 % of a step's change of it, so that no wrong value could be told from a right"
-    " one: take a larger batch, float32, or a better conditioned step"
+    "rounding alone moves {} by more than 2 % of a step's change of it, so that no wrong value could be told from a"
+    " right one: take a larger batch, float32, or a better conditioned step"
 )
 GENERATORS = "generators"
 DRAWS_OTHERWISE = (
