@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from optexp.equivalence import loss_scale
+from optexp.equivalence.buffer_counterparts import with_buffers
 from optexp.equivalence.determined import determined
 from optexp.equivalence.effects import broken_effects
 from optexp.equivalence.fp64_quantities import causes, quantities, updates
@@ -21,11 +22,12 @@ from optexp.equivalence.near_ties import AT_ONCE, NEAR, TIED, allow_near_ties, h
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.optimizer_counterparts import instead_of, without
 from optexp.equivalence.optimizer_rules import unlike_rules, with_rules
-from optexp.equivalence.quantities import Quantity, source
+from optexp.equivalence.quantities import Quantity, is_exact, source
 from optexp.equivalence.quantity_gates import baseline_at, compare, rows_far_off, unseen_for
 from optexp.equivalence.rounded_hyperparameters import allow_rounded_hyperparameters
 from optexp.equivalence.schedules import unlike_schedules
 from optexp.equivalence.tensor_math import alike, identical
+from optexp.equivalence.ties import unless_tied
 from optexp.equivalence.trajectory import TIMED
 from optexp.errors import NoReference
 from optexp.records.verification import Element, Finding, broken
@@ -38,6 +40,10 @@ OUT_OF_SIGHT = (
 NARROW = (
     "the optimizer computes in bfloat16 or float16, and the order of its sums alone moves {} by as much as the two"
     " programs differ: an update that is wrong by less could not be told; let it compute in float32 for the comparison"
+)
+UNSEEN_STATE = (
+    "rounding alone moves {} by more than 2 % of a step's change of it, so that no wrong value could be told from a"
+    " right one: take a larger batch, float32, or a better conditioned step"
 )
 GENERATORS = "generators"
 DRAWS_OTHERWISE = (
@@ -68,9 +74,11 @@ class CandidateStep:
         self.inputs.fp64.adopt(self.inputs.baseline)
         state = self.inputs.fp64.program.step_state
         seen, instead = self.inputs.optimizer_names.translated(self.seen, self.inputs.baseline, state)
+        start, unit = self.inputs.fp64.start_of(self.step, self.inputs.baseline), self.inputs.arithmetic.row.unit
+        seen, held = with_buffers(seen, self.inputs.baseline, start, state, unit)
         seen, amiss = self._remembered(seen)
         named = replace(self, seen=seen, instead=instead)
-        return [*amiss, *(instead_of(*names) for names in instead.items()), *named._in_baseline_names()]
+        return [*held, *amiss, *(instead_of(*names) for names in instead.items()), *named._in_baseline_names()]
 
     def _remembered(self, seen: Observation) -> tuple[Observation, list[Finding]]:
         """The same with the baseline's names of what a step keeps in Python, of a program that was written apart."""
@@ -120,11 +128,19 @@ class CandidateStep:
         return list(broken_effects(ours, theirs, initial, by_value, skips, self._same_step_state))
 
     def _same_step_state(self, name: str, ours: bytes, theirs: bytes) -> bool:
-        """Whether both arms hold the same Python state, up to rounding and the baseline's own spread."""
+        """Whether both arms hold the same Python state, up to rounding and the baseline's own spread.
+
+        Raises NoReference where noise moves what differs by so much that nothing wrong would show.
+        """
         step_state = self.inputs.fp64.program.step_state
         unit, spread = self.inputs.arithmetic.row.unit, self.inputs.yardsticks.state_spread.get(name, ())
         drifted = self.step == TIMED
-        return ours == theirs or (step_state is not None and step_state.alike(ours, theirs, unit, spread, drifted))
+        if ours == theirs or step_state is None:
+            return ours == theirs
+        same = step_state.alike(ours, theirs, unit, spread, drifted)
+        if not same and not drifted and step_state.unseen(ours, theirs, unit, spread):
+            raise NoReference(UNSEEN_STATE.format(name))
+        return same
 
     def _remarks(self, skips: bool) -> Iterator[Finding]:
         """Findings without a gate, for the notes.
@@ -198,6 +214,8 @@ class CandidateStep:
         """
         inputs = self.inputs
         finding = compare(inputs, quantity)
+        if not finding.ok and is_exact(quantity.value):
+            finding = unless_tied(inputs, self.step, self.seen, quantity, finding)
         finding = finding if finding.ok else explained(finding, quantity, causes(quantity.name, self.seen))
         finding = replace(finding, bitwise=source(quantity.name) in equal, far_off=rows_far_off(inputs, quantity))
         unseen, parted = unseen_for(inputs, quantity, finding)

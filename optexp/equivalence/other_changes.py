@@ -36,6 +36,8 @@ def allowed(change: Tensor, gradient: Tensor | None, parameter: Tensor | None) -
     if not causes or change.numel() < SCARCE:
         return SIGNS
     columns, whole = torch.stack(causes, 1), change.reshape(-1)
+    if not all(bool(part.isfinite().all()) for part in (columns, whole)):
+        return SIGNS  # LAPACK refuses NaN
     shares = torch.linalg.lstsq(columns, whole[:, None]).solution[:, 0]
     left = whole - columns @ shares
     if not rms(left) <= LINEAR * rms(change):

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from optexp.program import NotCalled, Program
 from optexp.program.counters import computed, still
+from optexp.python_state.slots import HOW
 
 RULE = "rule"  # prefix of an observation's name, and a finding's: of hyperparameters that a step leaves
 CALLED = f"{RULE} called"  # of those that its optimizer was called with, where that is known
-HOW = {"foreach", "fused", "capturable", "differentiable"}  # options of the implementation, and of no result
 LARGEST = 2**63  # integers from here on are told as texts
 
 

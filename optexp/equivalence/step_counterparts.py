@@ -28,6 +28,10 @@ FOR_PEOPLE = (
     "the baseline keeps {}, which nothing in its files reads but its own update and what prints it: the second program"
     " keeps nothing like it, and need not"
 )
+REARRANGED = (
+    "{}: the second program keeps the rows that a step writes there in another container; their order and their number"
+    " were not compared, and show in later results alone"
+)
 ALONE = "it changes as something of the baseline's does, and at times alone"
 COUNTS = (
     "the baseline counts it on, and nothing that the second program keeps counts alike: what later steps make of it was"
@@ -41,10 +45,12 @@ class StepCounterparts:
 
     names: by a name of what the candidate's step keeps, those of the baseline's that changed alike so far
     alone: names of what the candidate's step changed where nothing of the baseline's changed alike
+    rearranged: names of what holds rows of the baseline's that the candidate keeps in another container
     """
 
     names: dict[str, set[str]] = field(default_factory=dict)
     alone: set[str] = field(default_factory=set)
+    rearranged: set[str] = field(default_factory=set)
 
     def translated(
         self,
@@ -88,6 +94,11 @@ class StepCounterparts:
                 lacking = lacks([*ours.values(), held()])
             if lacking and name in for_people():
                 unread.append(name)
+            elif (any(lacking) or len(lacking) > 1) and self._rearranged(
+                name, state, [*ours.values()], theirs[name], unit, spread
+            ):  # of a lone count equal values say nothing
+                findings.append(Finding(f"{NAMED}{name}", bitwise=True, message=REARRANGED.format(name)))
+                continue
             else:
                 findings += _amiss(name, lacking)
             if any(lacks([])):  # a real number: many things count alike
@@ -98,6 +109,21 @@ class StepCounterparts:
         self.alone |= {name for name in others if not self.names.get(name, set()) & theirs.keys()}
         findings += [broken(name, ALONE) for name in sorted(self.alone) if self.names.get(name)]
         return translated, findings
+
+    def _rearranged(
+        self,
+        name: str,
+        state: StepState,
+        ours: Sequence[bytes],
+        theirs: bytes,
+        unit: float,
+        spread: Mapping[str, Sequence[float]],
+    ) -> bool:
+        """Whether the candidate keeps the rows that the baseline writes; where none is new, whether it did before."""
+        found = state.rearranged(ours, theirs, unit, spread.get(name, ()))
+        if found:
+            self.rearranged.add(name)
+        return bool(found) or (found is None and name in self.rearranged)
 
     def _meet(self, name: str, alike: set[str]) -> None:
         """Note a step in which some of what the candidate keeps changed as `name` of the baseline's did."""

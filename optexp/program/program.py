@@ -100,6 +100,14 @@ class StepState(Protocol):
         """
         ...
 
+    def unseen(self, ours: bytes, theirs: bytes, unit: float, noise: Sequence[float]) -> bool:
+        """Whether all that is not alike are numbers that noise moves by too much for anything wrong to show.
+
+        Args:
+            ours, theirs, unit, noise: As `alike` takes them.
+        """
+        ...
+
     def alike_in_kind(self, ours: bytes, theirs: bytes) -> bool:
         """Whether an entry of two arms holds as many values, in the same places."""
         ...
@@ -113,6 +121,15 @@ class StepState(Protocol):
             ours: Entries of one arm, as `changed` packs them.
             theirs: An entry of the other arm, whatever its name.
             unit, noise, drifted: As `alike` takes them.
+        """
+        ...
+
+    def rearranged(self, ours: Sequence[bytes], theirs: bytes, unit: float, noise: Sequence[float]) -> bool | None:
+        """Whether all rows that an entry of the other arm writes are among those that ours hold then; None
+        of none.
+
+        Args:
+            ours, theirs, unit, noise: As `lacking` takes them.
         """
         ...
 
@@ -246,6 +263,10 @@ class Program:
         named = ((self.alias(name), buffer) for name, buffer in self.model.named_buffers())
         found = (wrapped.parts(alias(read(buffer)), alias.name) for alias, buffer in named if alias)
         return {name: part for parts in found for name, part in parts.items()}
+
+    def unnamed_buffers(self) -> dict[str, Tensor]:
+        """The model's buffers that the baseline lacks, by their own names: restored, and compared with nothing."""
+        return {name: buffer for name, buffer in self.model.named_buffers() if self.alias(name) is None}
 
     def alias(self, name: str) -> Alias | None:
         """The baseline's name of a tensor of the model; None where the baseline has no such tensor."""

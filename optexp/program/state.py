@@ -61,8 +61,9 @@ class Snapshot:
         self.remember(program)
 
     def remember(self, program: Program) -> None:
-        """Make the model's present Python state the one to restore."""
+        """Make the model's present Python state the one to restore, with buffers that the baseline lacks."""
         self.model = program.model
+        self.unnamed = {name: buffer.clone() for name, buffer in program.unnamed_buffers().items()}
         known = program.keeps is not None and program.keeps.model is program.model
         self.kept = (program.keeps if known and program.keeps else _python_state(program)).read()
 
@@ -80,6 +81,9 @@ class Snapshot:
                 lazy = name.startswith("optimizer/") and not name.endswith("/lr")
                 self.values[name] = _at_first(program, name, tensor) if lazy else tensor.clone()
         program.put(self.values)
+        for name, buffer in program.unnamed_buffers().items():
+            if name in self.unnamed and buffer.shape == self.unnamed[name].shape:
+                buffer.copy_(self.unnamed[name])
         if program.step_state is not None:
             program.step_state.write(self.elsewhere)
 

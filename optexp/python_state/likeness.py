@@ -6,15 +6,15 @@ Counts and texts must be equal. Real numbers may differ as far as rounding, and 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Sequence
-from math import inf
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf, isfinite
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import MappingKey, is_namedtuple, tree_flatten, tree_flatten_with_path, tree_map
 
-from optexp.python_state.slots import DEPTH, MADE, PLAIN, SIMPLE, WITH_STATE, tensors_in
+from optexp.python_state.slots import DEPTH, HOW, MADE, PLAIN, SIMPLE, WITH_STATE, tensors_in
 from optexp.python_state.variables import users
 from optexp.support.sparse import equal as of_parts
 from optexp.support.sparse import is_sparse
@@ -26,6 +26,7 @@ FINE = 2.0**-10  # others: what a fused optimizer holds in float32 moves updates
 NOISE = 3.0  # times as far as noise moves the baseline's
 SEEN = 0.02  # of a change: a larger error has to show
 ROUNDINGS, FEW = 16.0, 4.0  # of the number itself, which may be a long sum; of many numbers' size
+MOST_PRODUCTS = 2**28  # of rows that are looked for and elements that they are compared with
 OPTIONS: tuple[Any, ...] = (MappingKey("param_groups"), MappingKey(MADE))  # of an optimizer that a step makes
 
 
@@ -62,6 +63,23 @@ def alike(
     drifted: many steps lie before, which each arm made by itself: counts may have parted by rounding, and real numbers
              change as differently as what they were
     """
+    return not [*_unlike(ours, theirs, unit, noise, drifted)]
+
+
+def unseen(ours: Pair, theirs: Pair, unit: float, noise: Sequence[float]) -> bool:
+    """Whether all that is not `alike` are numbers that noise moves by so much of the change that nothing wrong would
+    show beside it."""
+    unlike = [*_unlike(ours, theirs, unit, noise, drifted=False)]
+    return bool(unlike) and all(
+        _real(other) and isfinite(by) and by > SEEN * float(_change(_wide(other), started).norm())
+        for started, other, by in unlike
+    )
+
+
+def _unlike(
+    ours: Pair, theirs: Pair, unit: float, noise: Sequence[float] | None, drifted: bool
+) -> Iterator[tuple[Any, Any, float]]:
+    """Before and after of the second's values that are not `alike`, and how far noise moves them."""
     leaves = _leaves(ours, theirs)
     blurred = [*(noise or ()), *[0.0] * len(leaves)]
     for (before, one, started, other), by in zip(leaves, blurred, strict=False):
@@ -69,8 +87,7 @@ def alike(
         if drifted and (off := _distance(0.0, before, 0.0, started)):
             allowed += NOISE * off
         if _distance(before, one, started, other) > allowed + NOISE * by:
-            return False
-    return True
+            yield started, other, by
 
 
 def alike_in_kind(ours: Pair, theirs: Pair) -> bool:
@@ -95,6 +112,53 @@ def lacking(
         for leaf, by in zip(here, blurred, strict=False)
         if not (_still(*leaf) or any(_moves_alike(one, leaf, unit, by, drifted) for one in there))
     ]
+
+
+def rearranged(ours: Sequence[Pair], theirs: Pair, unit: float, noise: Sequence[float] = ()) -> bool | None:
+    """Whether all rows that one arm writes are among those that the other holds then, as a ring of rows in a tensor and
+    a deque of them are; None where it writes none. No word of their order, nor of how many there are.
+
+    ours: everything that the other arm changes
+    """
+    there = _by_shape(after for pair in ours for _, after in values(pair))
+    old = _by_shape(tree_flatten(_sorted(_opened(theirs[0], {})))[0])
+    wrote, here = False, values(theirs)
+    for (before, after), by in zip(here, [*noise, *[0.0] * len(here)], strict=False):
+        if after is None or _still(before, after):
+            continue
+        options = [rows[~_among(old, rows)] for rows in _as_rows(after)]
+        if options and not all(map(len, options)):
+            continue  # it moves within its container
+        if not any(bool(_among(there, rows, unit, by).all()) for rows in options):
+            return False
+        wrote = True
+    return wrote or None
+
+
+def _as_rows(value: Any) -> list[Tensor]:
+    """A number, or a tensor, as one row, and a tensor's own rows."""
+    if not isinstance(value, (bool, int, float, Tensor)) or (isinstance(value, Tensor) and value.is_complex()):
+        return []
+    number = _wide(value)
+    return [number[None], number] if number.ndim and number.numel() else [number[None]]
+
+
+def _by_shape(held: Iterable[Any]) -> dict[torch.Size, Tensor]:
+    """Rows of values, by their shape."""
+    found: dict[torch.Size, list[Tensor]] = defaultdict(list)
+    for rows in (rows for value in held for rows in _as_rows(value)):
+        found[rows.shape[1:]].append(rows)
+    return {shape: torch.cat(rows) for shape, rows in found.items()}
+
+
+def _among(there: dict[torch.Size, Tensor], rows: Tensor, unit: float = 0.0, by: float = 0.0) -> Tensor:
+    """Of each row, whether it is there, up to rounding; by: how far noise moves them."""
+    known = there.get(rows.shape[1:])
+    if known is None or len(rows) * known.numel() > MOST_PRODUCTS:
+        return torch.zeros(len(rows), dtype=torch.bool)
+    one, other = (part.reshape(len(part), -1) for part in (rows, known))
+    far = torch.cdist(one, other, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
+    return far <= ROUNDINGS * unit * torch.linalg.vector_norm(one, dim=1) + NOISE * by
 
 
 def values(pair: Pair) -> list[tuple[Any, Any]]:
@@ -185,9 +249,11 @@ def _contents(leaf: Any, orders: Orders, depth: int) -> Any:
 
 def _sorted(value: Any) -> Any:
     """Containers as dicts by key and as lists. A model with the same parameters in another order fills a dict
-    otherwise; classes of named tuples and factories of dicts are other objects in each process."""
+    otherwise; classes of named tuples and factories of dicts are other objects in each process. An optimizer's group
+    leaves out how its update is computed."""
     if type(value) in (dict, OrderedDict, defaultdict):
-        return {key: _sorted(value[key]) for key in sorted(value, key=repr)}
+        left_out = HOW if "params" in value else ()
+        return {key: _sorted(value[key]) for key in sorted(value, key=repr) if key not in left_out}
     sequence = type(value) in (list, tuple, deque) or is_namedtuple(value)
     return [_sorted(entry) for entry in value] if sequence else value
 

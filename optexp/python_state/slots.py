@@ -30,6 +30,7 @@ PLAIN = (*SIMPLE, Tensor, numpy.ndarray, numpy.generic, set, frozenset)
 DATA = (DataLoader, Dataset, Sampler)  # are the feed's
 SPACES = (SimpleNamespace, Namespace)
 MADE = "made by a step"
+HOW = {"foreach", "fused", "capturable", "differentiable"}  # options of an optimizer that change no result
 DEPTH = 3  # of objects within objects
 ENTRIES = 10_000  # of a list or a dict
 

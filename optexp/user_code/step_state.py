@@ -217,6 +217,10 @@ class TrackedStepState:
         """Whether two arms changed something likewise (see `optexp.python_state.likeness`)."""
         return likeness.alike(self._unpacked(ours), self._unpacked(theirs), unit, noise, drifted)
 
+    def unseen(self, ours: bytes, theirs: bytes, unit: float, noise: Sequence[float]) -> bool:
+        """Whether noise moves all that is not alike by so much that nothing wrong would show beside it."""
+        return likeness.unseen(self._unpacked(ours), self._unpacked(theirs), unit, noise)
+
     def alike_in_kind(self, ours: bytes, theirs: bytes) -> bool:
         """Whether an entry of two arms holds as many values, in the same places."""
         one = self._unpacked_if_known(ours)
@@ -228,6 +232,11 @@ class TrackedStepState:
         """Of values that one arm changes, and nothing that the other keeps changes alike: whether each is real."""
         known = [pair for pair in map(self._unpacked_if_known, ours) if pair is not None]
         return likeness.lacking(known, self._unpacked(theirs), unit, noise, drifted)
+
+    def rearranged(self, ours: Sequence[bytes], theirs: bytes, unit: float, noise: Sequence[float]) -> bool | None:
+        """Whether all rows that one arm writes are among those that the other holds then; None of none."""
+        known = [pair for pair in map(self._unpacked_if_known, ours) if pair is not None]
+        return likeness.rearranged(known, self._unpacked(theirs), unit, noise)
 
     def values(self, packed: Sequence[bytes]) -> list[tuple[Any, Any]]:
         """Before and after, of each value that an arm changes."""

@@ -162,7 +162,10 @@ class TrainStep:
                 f" trains, as in a dict, are not compared (write them back to the model in each call), and {LEFT_OUT}"
             )
         how = ", in replays of CUDA graphs too," if self.replays else ""
-        by_hand = f"; {LEFT_OUT}, and a step that updates parameters by hand needs a file without get_optimizer()"
+        by_hand = (
+            f"; {LEFT_OUT}: let a condition on it, as one on a norm or a count of calls, hold in each call that is"
+            " compared; a step that updates parameters by hand needs a file without get_optimizer()"
+        )
         by_hand = "" if steps else by_hand
         return (
             f"train_step called optimizer.step(){how} {steps} times: a call must be one whole optimizer step"

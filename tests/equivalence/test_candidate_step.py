@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
-from optexp.equivalence.candidate_step import GENERATORS, RESEEDED
+from optexp.equivalence.candidate_step import GENERATORS, RESEEDED, CandidateStep
 from optexp.equivalence.judge import Judge
 from optexp.equivalence.observation import Observation, observe
+from optexp.equivalence.trajectory import TIMED
 from optexp.errors import NoReference
 from optexp.strategy import REASSOCIATES
 from tests.equivalence.conftest import CPU
@@ -69,3 +73,21 @@ def test_a_set_of_which_every_step_is_skipped_decides_nothing(net: type) -> None
     judge.yardstick(0, skipped)
     with pytest.raises(NoReference, match="gradients overflow in every step"):
         judge.judge(0, skipped)
+
+
+@pytest.mark.parametrize(("step", "unseen"), [(0, True), (0, False), (TIMED, True)])
+def test_state_that_rounding_moves_as_far_decides_nothing(step: int, unseen: bool) -> None:
+    """As that of a meta-learner whose inner steps are many; a late step has a verdict of its own for it."""
+    state = SimpleNamespace(alike=lambda *_: False, unseen=lambda *_: unseen)
+    inputs: Any = SimpleNamespace(
+        fp64=SimpleNamespace(program=SimpleNamespace(step_state=state)),
+        arithmetic=SimpleNamespace(row=SimpleNamespace(unit=2.0**-24)),
+        yardsticks=SimpleNamespace(state_spread={}),
+    )
+    candidate = CandidateStep(inputs, step, {})
+    assert candidate._same_step_state("velocity", b"same", b"same")
+    if unseen and step != TIMED:
+        with pytest.raises(NoReference, match="rounding alone moves velocity by more than 2 %"):
+            candidate._same_step_state("velocity", b"ours", b"theirs")
+    else:
+        assert not candidate._same_step_state("velocity", b"ours", b"theirs")

@@ -42,6 +42,12 @@ def test_what_an_error_of_the_gradient_may_turn_is_allowed_more() -> None:
     assert allowed(gradient[:4], gradient[:4], None) == SIGNS
 
 
+def test_a_change_of_nan_is_no_sum_of_shares() -> None:
+    """Gradients through a root of zero are NaN in the baseline and in fp64, where LAPACK raises."""
+    gradient, parameter = torch.randn(2, 512, dtype=torch.float64)
+    assert allowed(gradient * torch.nan, gradient * torch.nan, parameter) == SIGNS
+
+
 def test_a_large_share_of_the_parameter_leaves_no_room_for_an_error() -> None:
     gradient, parameter = torch.randn(2, 512, dtype=torch.float64)
     assert allowed(-0.01 * gradient - parameter, gradient, parameter)[0] < 0.02 * SHARES[0]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from optexp.python_state.likeness import alike, lacking, same_start
+from optexp.python_state.likeness import alike, lacking, rearranged, same_start, unseen
 
 UNIT = 2.0**-24
 
@@ -63,6 +63,21 @@ def test_another_change_of_an_object_is_seen(make: Callable[[], Any]) -> None:
 def test_a_count_in_an_object_is_exact() -> None:
     before, after = Average(network(), 3), Average(network(), 4)
     assert not alike((before, Average(network(), 5)), (before, after), UNIT, [])
+
+
+def test_options_of_an_optimizers_implementation_are_no_result() -> None:
+    def stepped(**options: Any) -> list[dict[str, Any]]:
+        parameter = nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.Adam([parameter], **options)
+        before = optimizer.state_dict()
+        parameter.grad = torch.ones(4)
+        optimizer.step()
+        return [before, optimizer.state_dict()]
+
+    plain = stepped()
+    assert alike(stepped(fused=True), plain, UNIT, [])
+    assert alike(stepped(foreach=True), plain, UNIT, [])
+    assert not alike(stepped(fused=True, amsgrad=True), plain, UNIT, [])
 
 
 def test_networks_pair_their_tensors_by_name() -> None:
@@ -116,3 +131,29 @@ def test_values_have_counterparts_by_any_name() -> None:
         for before, change in ((start, 1.2 * move), (start + 1, 0.5 * move), (torch.ones(4), torch.ones(4))):
             other = [before, 7], [before + change, 9]
             assert lacking([other], theirs, drifted=drifted) == [True, False]
+
+
+def test_rows_of_a_ring_are_those_of_a_deque() -> None:
+    rows = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    ring = {"x": torch.zeros(4, 3)}, {"x": torch.cat([rows[4:], rows[2:4]])}
+    before, after = deque(rows[:0].unbind(), maxlen=4), deque(rows[2:].unbind(), maxlen=4)
+    other = deque([*rows[2:5].unbind(), 1.001 * rows[5]], maxlen=4)
+    assert rearranged([(before, after)], ring, UNIT)
+    assert rearranged([ring], (before, after), UNIT)
+    assert not rearranged([(before, other)], ring, UNIT)
+    assert not rearranged([ring], (before, other), UNIT)
+    assert rearranged([], ring, UNIT) is False
+    assert rearranged([ring], (after, deque([*[*after][1:], after[0]])), UNIT) is None
+    rewards = (torch.zeros(4), torch.tensor([0.5, 1.5, 0.0, 0.0])), (deque(), deque([0.5, 1.5]))
+    assert rearranged(rewards[1:], rewards[0], UNIT)
+    assert rearranged(rewards[:1], rewards[1], UNIT)
+
+
+def test_numbers_that_noise_moves_show_nothing() -> None:
+    theirs = [1.0, 1.0, 3], [2.0, 2.0, 4]
+    ours = [1.0, 1.0, 3], [2.9, 2.0, 4]
+    assert unseen(ours, theirs, UNIT, [0.2, 0.0, 0.0])
+    assert not unseen(ours, theirs, UNIT, [0.01, 0.5, 0.0])
+    assert not unseen(ours, theirs, UNIT, [])
+    assert not unseen(theirs, theirs, UNIT, [0.2])
+    assert not unseen(([1.0, 1.0, 3], [2.9, 2.0, 5]), theirs, UNIT, [0.2])
