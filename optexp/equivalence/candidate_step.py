@@ -219,7 +219,7 @@ class CandidateStep:
         finding = finding if finding.ok else explained(finding, quantity, causes(quantity.name, self.seen))
         finding = replace(finding, bitwise=source(quantity.name) in equal, far_off=rows_far_off(inputs, quantity))
         unseen, parted = unseen_for(inputs, quantity, finding)
-        return replace(finding, unseen=unseen, parted=parted)
+        return replace(finding, unseen=finding.unseen or unseen, parted=parted)
 
     def _loss_scales(self) -> Iterator[Finding]:
         """EXACT on the state of a GradScaler."""

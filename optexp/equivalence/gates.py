@@ -69,23 +69,15 @@ def structure(
 
 
 def exact(
-    name: str,
-    candidate: Tensor,
-    baseline: Tensor,
-    reference: Tensor | None,
-    swayed: Sequence[Tensor] = (),
-    left_open: Tensor | None = None,
+    name: str, candidate: Tensor, baseline: Tensor, reference: Tensor | None, swayed: Sequence[Tensor] = ()
 ) -> Finding:
     """EXACT, for integers and bools: each element is the baseline's or, where an argmax was a tie in low precision,
     fp64's or that of a run of the baseline with noise.
 
     reference: of fp64; None where there is none;  swayed: results of noisy runs, of the same shape
-    left_open: elements that may be anything
     """
-    taken = torch.zeros_like(candidate, dtype=torch.bool) if left_open is None else left_open
-    expected = baseline if reference is None else reference
-    for start, (c, b, g, free, *others) in chunks(candidate, baseline, expected, taken, *swayed):
-        wrong = (c != b) & (c != g) & ~free
+    for start, (c, b, g, *others) in chunks(candidate, baseline, baseline if reference is None else reference, *swayed):
+        wrong = (c != b) & (c != g)
         for other in others:
             wrong &= c != other
         if bool(wrong.any()):

@@ -50,8 +50,7 @@ def compare(inputs: InputSet, quantity: Quantity) -> Finding:
 
 
 def _compare_integers(inputs: InputSet, quantity: Quantity, name: str) -> Finding:
-    """EXACT, with ties: an integer may be that of a noisy run of the baseline, or any where the order of equal elements
-    decides it."""
+    """EXACT, with near ties: an integer may be that of a noisy run of the baseline."""
     baseline, shape = inputs.baseline[source(quantity.name)], quantity.value.shape
     runs = inputs.yardsticks.current.moved_integers.get(quantity.name, [])
     moved = [run for run in runs if run.shape == shape]  # the number of integers may depend on rounding
@@ -61,9 +60,7 @@ def _compare_integers(inputs: InputSet, quantity: Quantity, name: str) -> Findin
             FEW * inputs.arithmetic.row.unit * quantity.value.numel(),
         )
         moved = [] if differing > max(1.0, few) else moved
-    left_open = inputs.yardsticks.current.open_integers.get(quantity.name)
-    left_open = None if left_open is None or left_open.shape != shape else left_open
-    return exact(name, quantity.value, baseline, quantity.reference, moved, left_open)
+    return exact(name, quantity.value, baseline, quantity.reference, moved)
 
 
 def _located(quantity: Quantity) -> Error:

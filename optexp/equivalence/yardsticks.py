@@ -60,7 +60,7 @@ class StepYardsticks:
     has_rounded:  the errors of rounded hyperparameters are known
     integers:     by output, integers of the first plain run
     moved_integers: by output, integers of runs with noise or in another order
-    open_integers: by output, the elements that the order of equal ones decides, which torch leaves open
+    reordered_integers: of runs that selected equal elements in another order
     python_state: by name, Python state that a user's step left in its first run, and whether that run was perturbed
     """
 
@@ -69,7 +69,7 @@ class StepYardsticks:
     has_rounded: bool = False
     integers: dict[str, Tensor] = field(default_factory=dict)
     moved_integers: dict[str, list[Tensor]] = field(default_factory=dict)
-    open_integers: dict[str, Tensor] = field(default_factory=dict)
+    reordered_integers: dict[str, list[Tensor]] = field(default_factory=dict)
     python_state: dict[str, tuple[bytes, bool]] = field(default_factory=dict)
 
     def move(self, name: str, integers: Tensor, ties: bool) -> None:
@@ -77,11 +77,16 @@ class StepYardsticks:
 
         ties: equal elements were selected in another order
         """
-        self.moved_integers.setdefault(name, []).append(integers.clone())
-        first = self.integers.get(name)
-        if ties and first is not None and first.shape == integers.shape:
-            others = integers != first.to(integers.device)
-            self.open_integers[name] = others | self.open_integers.get(name, others)
+        known = self.reordered_integers if ties else self.moved_integers
+        known.setdefault(name, []).append(integers.clone())
+
+    def left_open(self, name: str, baseline: Tensor) -> Tensor:
+        """Elements of an output that the order of equal elements decides, which torch leaves open."""
+        found = torch.zeros_like(baseline, dtype=torch.bool)
+        for run in self.reordered_integers.get(name, ()):
+            if run.shape == found.shape:
+                found |= run.to(baseline.device) != baseline
+        return found
 
     def allow(self, quantity: Quantity) -> None:
         """Allow any candidate the error of `quantity`, in each block too."""

@@ -77,9 +77,9 @@ def _measurable(found: Sequence[Finding]) -> bool:
 
 def _narrow(found: Sequence[Finding]) -> bool:
     """Whether something fails, and all that fails does so in a block or an element alone, and by little: a tensor as a
-    whole has so many errors that a few runs tell their size."""
+    whole has so many errors that a few runs tell their size. Or by integers that equal elements decide."""
     wrong = [finding for finding in found if not finding.ok]
-    return bool(wrong) and all({*finding.failed} <= PARTS and finding.used < NARROW for finding in wrong)
+    return bool(wrong) and all(f.tied or ({*f.failed} <= PARTS and f.used < NARROW) for f in wrong)
 
 
 def _fits(measure: Callable[[], None]) -> bool:
@@ -102,5 +102,7 @@ def widened(before: Sequence[Finding], after: Sequence[Finding]) -> list[Finding
 
 def _within(wrong: Finding, wider: Finding) -> bool:
     """Whether the errors of the whole tensor and of its worst element lie within another finding's limits."""
+    if wrong.tied:
+        return True
     gates = [gate for gate in ("G1", "G2") if gate in wrong.allowed and gate in wider.allowed]
     return bool(gates) and all(wrong.allowed[gate][0] <= wider.allowed[gate][1] for gate in gates)
