@@ -158,7 +158,7 @@ def _among(there: dict[torch.Size, Tensor], rows: Tensor, unit: float = 0.0, by:
         return torch.zeros(len(rows), dtype=torch.bool)
     one, other = (part.reshape(len(part), -1) for part in (rows, known))
     far = torch.cdist(one, other, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
-    return far <= ROUNDINGS * unit * torch.linalg.vector_norm(one, dim=1) + NOISE * by
+    return torch.le(far, ROUNDINGS * unit * torch.linalg.vector_norm(one, dim=1) + NOISE * by)
 
 
 def values(pair: Pair) -> list[tuple[Any, Any]]:
