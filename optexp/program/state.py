@@ -170,11 +170,12 @@ def set_training(model: nn.Module, training: bool) -> list[str]:
     norm, a teacher, dropout that draws in inference.
 
     Returns:
-        The names of these parts, without those inside another one.
+        The names of these parts, without those inside another one, and without those that `model.train` leaves there.
     """
     kept = _in_other_mode(model) if is_training(model) is training else {}
     with suppress(NotImplementedError):
         model.train(training)
+    kept = {name: part for name, part in kept.items() if part.training is training}
     for part in kept.values():
         part.training = not training
     return [name for name in kept if name.rpartition(".")[0] not in kept]

@@ -265,7 +265,9 @@ class UserWorkload(Workload):
         if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
             raise ConfigError("the model lies on the meta device, where it has no values: build it on another")
         model = placed(model, device, None if keeps else dtype)
-        if others := set_training(model, trains):
+        others = set_training(model, trains)
+        self.kept_modes = len(others)  # type: ignore[misc]  # of the class where it has no model
+        if others:
             mode = "evaluation" if trains else "training"
             self.remarks.append(f"modules that the file puts into {mode} mode stay there: {listed(others)}")
         if trains and not any(p.requires_grad for p in model.parameters()):

@@ -205,4 +205,4 @@ def workload_info(workload: Workload, state: Mapping[str, Tensor]) -> WorkloadIn
     """Properties that only a process which has built the workload knows."""
     real = {name: t for name, t in state.items() if name.startswith(("param/", "buffer/")) and t.is_floating_point()}
     built = {name: repr(tensor.sum(dtype=torch.float64).item()) for name, tensor in real.items()}
-    return WorkloadInfo(workload.samples, list(workload.notes()), built)
+    return WorkloadInfo(workload.samples, list(workload.notes()), built, workload.kept_modes)

@@ -34,11 +34,13 @@ class WorkloadInfo:
     samples: that one step processes
     remarks: of the workload, for people
     built:   a checksum of every parameter and buffer: a model that differs from process to process proves nothing
+    kept_modes: number of its model's modules that lie in a mode which `model.train` or `model.eval` would change
     """
 
     samples: int
     remarks: list[str] = field(default_factory=list)
     built: dict[str, str] = field(default_factory=dict)
+    kept_modes: int = 0
 
 
 @dataclass(frozen=True)
