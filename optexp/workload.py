@@ -39,7 +39,8 @@ class Workload(ABC):
     sizes: ClassVar[Mapping[str, Mapping[str, int]]] = {}  # of fields left open (None), by kind of device
     tails_may_be_refused: ClassVar[bool] = False  # families of inputs are then tried at its own sizes too
     operation: ClassVar[bool] = False  # a single one: whether its inputs lie in the cache is then half of its time
-    kept_modes: ClassVar[int] = 0  # modules of the user's model in a mode that `model.train` would change
+    # By name and class of each module of the user's model, whether `model.train` or `model.eval` changes its mode.
+    kept_modes: ClassVar[Mapping[str, bool]] = {}
     preload: ClassVar[tuple[str, ...]] = ()  # slow imports, made once before arms are forked, where installed
 
     mode: str = choice("forward", "forward_backward", "train")

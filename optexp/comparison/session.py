@@ -66,9 +66,8 @@ ROUNDED = (
     " save the initial values to a file once, and load it where the model is built"
 )
 OTHER_MODES = (
-    "the files put modules of their models into modes that model.train() or model.eval() changes, {} in the first"
-    " program and {} in the second: a loop that calls it would run two other programs; set these modes in train_step,"
-    " or in train() of the model"
+    "one file alone puts the module {} into a mode that model.train() or model.eval() changes: a loop that calls it"
+    " would run two other programs; set this mode in train_step, or in train() of the model"
 )
 BY_ROUNDING = 1e-5  # relative difference of a tensor's sums: other seeds give larger ones
 BY_FAR = 1.5  # times the remaining time of a search that a forecast exceeds: it may be too long itself
@@ -253,8 +252,9 @@ class Session:
         notes += [remark for remark in bare.workload.remarks if remark not in notes]
         infos = [*((setup.workload, setup.rebuilt) for setup in setups), *([(judge, False)] if judge else [])]
         for info, rebuilt in infos:
-            if rebuilt and info.kept_modes != bare.workload.kept_modes:
-                raise NoReference(OTHER_MODES.format(bare.workload.kept_modes, info.kept_modes))
+            modes = bare.workload.kept_modes
+            if odd := [name for name, kept in info.kept_modes.items() if kept is not modes.get(name, kept)]:
+                raise NoReference(OTHER_MODES.format(odd[0]))
             if different := [name for name, value in info.built.items() if built.get(name, value) != value]:
                 tensor = different[0].partition("/")[2]
                 sums = ((float(built[name]), float(info.built[name])) for name in different)

@@ -266,7 +266,8 @@ class UserWorkload(Workload):
             raise ConfigError("the model lies on the meta device, where it has no values: build it on another")
         model = placed(model, device, None if keeps else dtype)
         others = set_training(model, trains)
-        self.kept_modes = len(others)  # type: ignore[misc]  # of the class where it has no model
+        named = ((name, f"{name} ({type(part).__name__})") for name, part in model.named_modules())
+        self.kept_modes = {told: name in others for name, told in named}  # type: ignore[misc]  # of the class at first
         if others:
             mode = "evaluation" if trains else "training"
             self.remarks.append(f"modules that the file puts into {mode} mode stay there: {listed(others)}")

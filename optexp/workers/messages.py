@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from optexp.strategy import Notes
@@ -34,13 +35,13 @@ class WorkloadInfo:
     samples: that one step processes
     remarks: of the workload, for people
     built:   a checksum of every parameter and buffer: a model that differs from process to process proves nothing
-    kept_modes: number of its model's modules that lie in a mode which `model.train` or `model.eval` would change
+    kept_modes: by module of its model, whether `model.train` or `model.eval` changes its mode
     """
 
     samples: int
     remarks: list[str] = field(default_factory=list)
     built: dict[str, str] = field(default_factory=dict)
-    kept_modes: int = 0
+    kept_modes: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
