@@ -1,9 +1,12 @@
 """Parameters that hide nothing: models begin with zeros and ones, and neither such a bias nor what such a gate lets
-through shows in any result, so that a program without it would pass for the same."""
+through shows in any result, so that a program without it would pass for the same. A target network begins as a copy of
+another, and a program that takes the one for the other would pass, too."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +18,22 @@ SOME = 256  # elements, far apart, by which a tensor is known
 FEW = 4  # elements to a value, or more: they were filled in and not drawn
 STATISTICS = ("running_mean", "running_var")  # of a norm that has seen nothing yet
 EXCHANGED: Mapping[float | None, float] = {0.0: 0.125, 0.125: 0.0, 1.0: 0.5, 0.5: 1.0}
+FAR = 5.0  # standard deviations: signs stay
 SPREAD = 0.1  # of a value, or of 1: enough to show at 16 bits
 
 
 @torch.no_grad()
 def vary(model: nn.Module, seed: int) -> list[str]:
-    """Move what was filled with one value or a few, in place and by the same in every process; returns its names.
+    """Move what was filled with one value or a few, and copies of parameters that learn, in place and by the same in
+    every process; returns its names.
 
     Signs stay, and so do single numbers other than 0 and ±1: a model may take such a one for a size or an exponent.
     """
     generator, varied = torch.Generator().manual_seed(seed), []
+    for name, tensor in copies(model):
+        noise = torch.randn(tensor.shape, generator=generator).to(tensor)
+        tensor.copy_(torch.where(noise.abs() < FAR, tensor * (1.0 + SPREAD * noise), tensor))
+        varied.append(name)
     for name, tensor in candidates(model):
         if is_filled(tensor):
             noise = torch.randn(tensor.shape, generator=generator)
@@ -38,12 +47,30 @@ def told(varied: Sequence[str]) -> str:
     if not varied:
         return ""
     few = ", ".join(varied[:3]) + (", ..." if len(varied) > 3 else "")
-    return f"{few} ({len(varied)}) began as one value and had others near it; what is timed has its own"
+    return f"{few} ({len(varied)}) began as one value, or as a copy, and had others near it; what is timed has its own"
 
 
 def candidates(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_parameters()
     yield from ((name, b) for name, b in model.named_buffers() if name.rpartition(".")[2] in STATISTICS)
+
+
+def copies(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Tensors that were drawn, and have the values of a parameter that learns and lies elsewhere."""
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    alike: dict[tuple[Any, ...], list[tuple[str, Tensor]]] = defaultdict(list)
+    for name, tensor in (parameters | buffers).items():
+        if tensor.is_floating_point() and tensor.numel() > 1 and not (is_sparse(tensor) or is_wrapped(tensor)):
+            flat = tensor.detach().reshape(-1)
+            some = flat[:: -(-len(flat) // SOME)].tolist()
+            alike[tensor.shape, tensor.dtype, *some].append((name, tensor))
+    found = list[tuple[str, Tensor]]()
+    for same in alike.values():
+        source = next((tensor for name, tensor in same if name in parameters and tensor.requires_grad), None)
+        if source is not None and len(same) > 1 and not is_filled(source):
+            others = ((name, t) for name, t in same if t.data_ptr() != source.data_ptr() and torch.equal(t, source))
+            found += others
+    return found
 
 
 def is_filled(tensor: Tensor) -> bool:

@@ -1,10 +1,14 @@
 """What a model begins with as zeros and ones is moved, likewise in every process, and nothing else is."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from optexp.equivalence.perturbation import move_parameters, told, turn_parameters, vary
+from optexp.result import Verdict
+from tests.two_files import compared
 
 
 class Model(nn.Module):
@@ -59,7 +63,7 @@ def apart(tensor: Tensor) -> bool:
 
 def test_people_are_told_which() -> None:
     assert told([]) == ""
-    assert told(["a", "b"]).startswith("a, b (2) began as one value")
+    assert told(["a", "b"]).startswith("a, b (2) began as one value, or as a copy")
     assert told(list("abcd")).startswith("a, b, c, ... (4)")
 
 
@@ -88,3 +92,68 @@ def test_parameters_move_in_place_without_a_change_of_sign():
         assert parameter._version > versions[name], "compiled code and a cache that asks see that it changed"
     assert shut.eq(0.125).all()
     assert indices.tolist() == [0, 1, 2]
+
+
+class Targets(nn.Module):
+    """Copies of what learns, beside what is equal for good."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.early, self.online = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.early.load_state_dict(self.online.state_dict())
+        self.early.requires_grad_(False)
+        self.register_buffer("shadow", self.online.weight.detach().clone())
+        self.register_buffer("alias", self.online.weight.detach())
+        self.fixed = nn.ParameterList(nn.Parameter(torch.arange(8.0), requires_grad=False) for _ in range(2))
+        self.register_buffer("table", torch.linspace(0, 1, 64))
+        self.register_buffer("same_table", torch.linspace(0, 1, 64))
+
+
+def test_copies_of_what_learns_are_moved_apart() -> None:
+    plain, model = Targets(), Targets()
+    names = {"early.weight", "early.bias", "shadow"}
+    assert set(vary(model, seed=3)) == names
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, plain.state_dict()[name]) == (name not in names), name
+        assert torch.equal(tensor.sign(), plain.state_dict()[name].sign())
+    assert not torch.equal(model.shadow, model.early.weight)
+
+
+DOUBLE_Q = """
+import copy
+
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.online = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 3))
+        self.target = copy.deepcopy(self.online).requires_grad_(False)
+
+    def forward(self, before, after, rewards):
+        best = self.online(after).argmax(1, keepdim=True)
+        wanted = rewards + 0.9 * self.target(after).gather(1, best)[:, 0]
+        return (self.online(before).amax(1) - wanted.detach()).square().mean()
+
+def get_inputs():
+    return torch.randn(64, 4), torch.randn(64, 4), torch.randn(64)
+
+def get_optimizer(params):
+    return torch.optim.Adam(params, lr=1e-4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("instead", "verdict"),
+    [
+        (("argmax(1, keepdim=True)", "max(1, keepdim=True).indices"), Verdict.VERIFIED),
+        (("self.online(after)", "self.target(after)"), Verdict.NOT_EQUIVALENT),
+        (("self.target(after)", "self.online(after)"), Verdict.NOT_EQUIVALENT),
+    ],
+    ids=["the same", "actions of the target", "values of what learns"],
+)
+def test_a_target_is_told_from_its_source(tmp_path: Path, instead: tuple[str, str], verdict: Verdict) -> None:
+    found = compared(tmp_path, DOUBLE_Q, DOUBLE_Q.replace(*instead))
+    assert found.verdict is verdict, found.headline
