@@ -7,15 +7,12 @@ another one the next time, and nothing can be compared.
 from __future__ import annotations
 
 import copy
-import io
-import pickle
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import cloudpickle
 import numpy
 import torch
 from torch import Tensor, nn
@@ -36,18 +33,16 @@ from optexp.python_state.slots import (
     Slot,
     Tree,
     has_made,
-    is_skeleton,
     plain,
-    refilled,
     slots,
     tensors_in,
 )
 from optexp.python_state.variables import MISSING, attributes, places
 from optexp.python_state.write_only import write_only
-from optexp.user_code.handed_model import Model
-from optexp.user_code.handed_optimizer import Optimizer as HandedOptimizer
 from optexp.user_code.later_rates import later_rates
 from optexp.user_code.other_tensors import state_slots
+from optexp.user_code.step_modules import belongings, parts
+from optexp.user_code.step_packing import packed, unpacked
 
 GENERATORS = ("random", "numpy.random")  # names of slots
 
@@ -250,12 +245,10 @@ class TrackedStepState:
     # --- copies -------------------------------------------------------------------------------------------------
 
     def pack(self, value: Any) -> bytes:
-        buffer = io.BytesIO()
-        _Pickler(buffer, self).dump(value)
-        return buffer.getvalue()
+        return packed(value, self)
 
-    def _unpacked(self, packed: bytes) -> Any:
-        return _Unpickler(io.BytesIO(packed), self).load()
+    def _unpacked(self, bits: bytes) -> Any:
+        return unpacked(bits, self)
 
     def _unpacked_if_known(self, packed: bytes) -> Any:
         """None of objects whose class is in another program's file alone."""
@@ -359,102 +352,3 @@ def numbers_alone(value: Any) -> bool:
 def _put_hyperparameter(group: dict[str, Any], key: str, value: Any) -> None:
     if not isinstance(group[key], Tensor):  # a rate that a strategy moved to the device is state
         group[key] = value
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Model, its tensors and the optimizer stay what they are there; other equal tensors are equal bytes."""
-
-    def __init__(self, file: io.BytesIO, memory: TrackedStepState) -> None:
-        super().__init__(file)
-        self.memory, self.own = memory, {id(tensor): name for name, tensor in tensors_in(memory.present).items()}
-
-    def persistent_id(self, value: Any) -> Any:
-        if type(value) is HandedOptimizer:
-            return "handed", "optimizer"
-        if issubclass(type(value), Model):
-            return "handed", "model"
-        if isinstance(value, RemovableHandle):
-            return "hook", *self.memory.hooks().of(value)
-        if value is self.memory.optimizer:
-            return ("optimizer",)
-        if value is self.memory.model:
-            return ("model",)
-        if id(value) in self.own:
-            return "own", self.own[id(value)]
-        if isinstance(value, Tensor):
-            flat = value.detach().cpu().contiguous().view(-1)
-            bits = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-            learns = value.requires_grad and value.is_leaf
-            return "tensor", bits, value.dtype, tuple(value.shape), learns, value.device.type
-        return None
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, memory: TrackedStepState) -> None:
-        super().__init__(file)
-        self.memory = memory
-
-    def persistent_load(self, token: Any) -> Any:
-        kind, *facts = token
-        if kind == "handed":
-            return self.memory.handed[facts[0]] if self.memory.handed else getattr(self.memory, facts[0])
-        if kind == "own":
-            return tensors_in(self.memory.present)[facts[0]]
-        if kind == "hook":
-            return self.memory.hooks().handle(*facts)
-        if kind != "tensor":
-            return getattr(self.memory, kind)
-        bits, dtype, shape, learns, device = facts
-        flat = torch.frombuffer(bytearray(bits), dtype=dtype) if bits else torch.empty(0, dtype=dtype)
-        there = flat.view(shape) if device == "cpu" else flat.view(shape).to(self.memory.device)
-        return there.requires_grad_(learns)
-
-
-# --- elsewhere and in another precision ---------------------------------------------------------------------------
-
-
-def move(step: Callable[..., Any], model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Move modules that a step names to the device and dtype of its model; real tensors in float64 alone.
-
-    Modules in a lower precision keep it, unless the dtype is float64.
-
-    Args:
-        step: The user's.
-        model: Of the step, which is there already.
-        device: Of the model.
-        dtype: Of the model.
-    """
-    own = belongings(model)
-    for place in places(step):
-        value = place.get()
-        if isinstance(value, nn.Module) and not is_skeleton(value):
-            tensors = tensors_in(value).values()
-            kinds = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
-            precision = dtype if dtype is torch.float64 or kinds <= {torch.float32} else None
-            if id(value) not in own and not any(id(tensor) in own for tensor in tensors):
-                value.to(device, precision)  # type: ignore[call-overload]
-        elif place.set is not None and dtype is torch.float64 and plain(value) and _tensors(value):
-            place.set(refilled(value, tree_map_only(Tensor, partial(_widened, device=device), value)))
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, Tensor)]
-
-
-def belongings(model: nn.Module) -> set[int]:
-    """Identities of a model and of all its parts."""
-    return set(map(id, parts(model)))
-
-
-def parts(model: nn.Module) -> list[nn.Module | Tensor]:
-    return [*model.modules(), *model.parameters(), *model.buffers()]
-
-
-def _widened(tensor: Tensor, device: torch.device) -> Tensor:
-    if not tensor.is_floating_point():
-        return tensor
-    wide = tensor.detach().to(device if tensor.device.type != "cpu" else tensor.device, torch.float64)
-    if tensor.requires_grad and tensor.is_leaf:  # an optimizer may hold it
-        tensor.data = wide
-        return tensor
-    return wide.requires_grad_(tensor.requires_grad)

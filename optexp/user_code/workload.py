@@ -63,7 +63,8 @@ from optexp.user_code.own_step import primed, tried, with_optimizer
 from optexp.user_code.parameter_attributes import attributes
 from optexp.user_code.parts import Parts
 from optexp.user_code.script_batches import is_nested
-from optexp.user_code.step_state import TrackedStepState, move
+from optexp.user_code.step_modules import move
+from optexp.user_code.step_state import TrackedStepState
 from optexp.user_code.train_step import TrainStep
 from optexp.user_code.trial_runs import loss_of_the_model, size_first_layers, try_loss, try_odd
 from optexp.user_code.wrapped_weights import refuse_wrapped

@@ -50,7 +50,8 @@ from optexp.user_code.script_batches import BatchForm
 from optexp.user_code.script_run import Reached, run
 from optexp.user_code.script_step import Body, FirstCall, Inference, first_call, unreached
 from optexp.user_code.starts_from import starts_from
-from optexp.user_code.step_state import TrackedStepState, move
+from optexp.user_code.step_modules import move
+from optexp.user_code.step_state import TrackedStepState
 from optexp.user_code.train_step import Beginning, TrainStep
 from optexp.workload import Workload
 

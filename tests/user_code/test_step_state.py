@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from optexp.program import Program, ResidentFeed, Snapshot, preserved, prime
 from optexp.user_code.importing import import_file
-from optexp.user_code.step_state import TrackedStepState, move
+from optexp.user_code.step_modules import move
+from optexp.user_code.step_state import TrackedStepState
 from optexp.user_code.train_step import TrainStep
 
 HEAD = """
