@@ -59,7 +59,7 @@ class Fp64Reference:
             vary(start.model, seed)
         self.trains, self.feed = start.trains, start.feed
         self.initial = {name: tensor.clone() for name, tensor in start.state().items()}
-        self.source = InputSource(workload, device, dtype, seed, start.targets)
+        self.source = InputSource(workload, device, dtype, seed, start.targets, start.own_step)
         self.moving: set[str] = set()  # parameters that steps change without an optimizer
         self._begin(DrawnSet())
         try:

@@ -1,7 +1,8 @@
 """Families of inputs beside the usual ones: where arithmetic that is right on normal values goes wrong.
 
 A workload declares those that mean something to it. Each changes the real inputs of a normal batch; targets, integers,
-masks, labels and what has a range of its own stay as they are.
+masks, labels and what has a range of its own stay as they are. `WITH_TARGETS` change the entries that a user's own step
+takes beside the model's inputs, too: it may divide by a spread of rewards.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ FAMILIES: dict[str, Callable[[Tensor], Tensor]] = {
 # These show most: without `thorough` there are no others. `small` shows an eps of statistics over a whole batch, too.
 FEW = {"corners", "large", "small"}
 FEW_WITH_GRADIENTS = {"corners", "small", "offset"}  # `offset` reaches bounds of gradients
+WITH_TARGETS = {"small"}
 FORWARD_ONLY = {"large", "nonfinite"}  # gradients overflow, or are NaN whatever computes them
 
 

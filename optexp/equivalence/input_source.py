@@ -28,13 +28,23 @@ class InputSource:
     device:  where batches are drawn
     dtype:   of real inputs
     targets: number of a batch's trailing tensors for the loss alone
+    own_step: the step is the user's, and takes the whole batch
     anew:    the last seed gives other batches than the seed before
     varied:  names of inputs that have held several values so far
     asserts: whether a step may fail on other values; steps of small batches are not looked at
     """
 
-    def __init__(self, workload: Workload, device: torch.device, dtype: torch.dtype, seed: int, targets: int) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        device: torch.device,
+        dtype: torch.dtype,
+        seed: int,
+        targets: int,
+        own_step: bool = False,
+    ) -> None:
         self.workload, self.device, self.dtype, self.seed, self.targets = workload, device, dtype, seed, targets
+        self.own_step = own_step
         self.anew = True
         self.varied: set[str] = set()
         self.asserts = Asserting()
@@ -57,7 +67,8 @@ class InputSource:
             drawn = input_families.exchanged(first, second)
         else:
             usual = self.workload.batches(generator, count)
-            drawn = [input_families.of(family, batch, self.targets, self.workload.bounded) for batch in usual]
+            targets = 0 if self.own_step and family in input_families.WITH_TARGETS else self.targets
+            drawn = [input_families.of(family, batch, targets, self.workload.bounded) for batch in usual]
             if family in input_families.FAMILIES and drawn[0] is usual[0]:
                 raise NoReference("no input takes such values")
             if family in input_families.FAMILIES and self.device.type == "cuda" and self.asserts.may:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -320,3 +321,44 @@ def test_an_eps_of_a_statistic_over_each_of_few_samples_shows(tmp_path):
     result = compared(tmp_path, LOUDNESS, second, "workload.mode=forward", "measurement.verification_seeds=1")
     assert result.verdict is Verdict.NOT_EQUIVALENT, result.headline
     assert "small inputs" in result.headline
+
+
+REWARDED = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.policy = nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.policy(x)
+
+def get_inputs():
+    return torch.randn(16, 6), torch.randint(0, 4, (16,)), torch.randn(16)
+
+def get_optimizer(params):
+    return torch.optim.Adam(params, lr=1e-3)
+
+def train_step(model, batch, optimizer):
+    states, actions, rewards = batch
+    advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-8)
+    loss = (nn.functional.cross_entropy(model(states), actions, reduction="none") * advantages).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+
+
+@pytest.mark.parametrize(
+    ("instead", "verdict"),
+    [
+        (("rewards.std()", "rewards.var().sqrt()"), Verdict.VERIFIED),
+        (("+ 1e-8", "+ 2e-7"), Verdict.NOT_EQUIVALENT),
+    ],
+)
+def test_small_rewards_show_another_eps(tmp_path: Path, instead: tuple[str, str], verdict: Verdict) -> None:
+    result = compared(tmp_path, REWARDED, REWARDED.replace(*instead))
+    assert result.verdict is verdict, result.headline
