@@ -19,7 +19,7 @@ from optexp.equivalence.gates import structure
 from optexp.equivalence.input_set import InputSet
 from optexp.equivalence.observation import Observation
 from optexp.equivalence.quantities import Quantity, measured, parts
-from optexp.equivalence.quantity_gates import compare
+from optexp.equivalence.quantity_gates import compare, follows_zero
 from optexp.equivalence.tensor_math import rms
 from optexp.errors import NoReference
 
@@ -59,7 +59,7 @@ class Power:
         inputs = self.inputs
         every = (q for q in quantities(inputs, inputs.step, inputs.baseline) if q.value.numel())
         real = [q for q in every if q.value.is_floating_point() and not q.limits.gross]
-        real = [q for q in real if not inputs.is_noise(q)]
+        real = [q for q in real if not (inputs.is_noise(q) or follows_zero(inputs, q.name))]
         for kind in mutants.MUTANTS:
             of_kind = [q for q in real if q.name.startswith(f"{kind}/")]
             yield from map(_leading, sorted(of_kind, key=lambda q: -q.value.numel())[:SUBJECTS])

@@ -115,9 +115,9 @@ def unseen_for(inputs: InputSet, quantity: Quantity, finding: Finding) -> tuple[
         return LAZY, False
     if not finding.ok or "G1" not in finding.allowed or is_part(quantity):
         return "", False
-    kind, _, name = quantity.name.partition("/")
-    if kind in ("change", "optimizer") and f"grad/{name.rpartition('/')[0] or name}" in inputs.fp64.results.zeros:
-        return "", False  # of a gradient that is nothing but rounding
+    if follows_zero(inputs, quantity.name):
+        return "", False
+    kind = quantity.name.partition("/")[0]
     unit, coarsest = quantity.limits.row.unit, inputs.traits.coarsest
     found, limit = finding.allowed["G1"]
     known = kind == "grad" and not finding.bitwise
@@ -132,6 +132,12 @@ def unseen_for(inputs: InputSet, quantity: Quantity, finding: Finding) -> tuple[
         coarsest=coarsest,
     )
     return "" if finding.bitwise else reason, parted
+
+
+def follows_zero(inputs: InputSet, name: str) -> bool:
+    """Whether a quantity is an update by a gradient that is zero in exact arithmetic, and nothing but rounding."""
+    kind, _, path = name.partition("/")
+    return kind in ("change", "optimizer") and f"grad/{path.rpartition('/')[0] or path}" in inputs.fp64.results.zeros
 
 
 def rows_far_off(inputs: InputSet, quantity: Quantity) -> tuple[int, int, int] | None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from optexp.equivalence.autocast import autocast
 from optexp.equivalence.mutants import MUTANTS
+from optexp.equivalence.power import Power
 from optexp.equivalence.tensor_math import SPREAD
 from optexp.errors import NoReference
 from optexp.program import Program
@@ -156,3 +157,21 @@ def test_small_rows_and_small_figures_of_a_vector_are_judged_by_their_own_size(c
     found = check(net(mode="forward", make=OfManySizes, batch_size=16), changed)
     assert found.ok is not bool(wrong), found.headline
     assert named in (found.worst.tensor if wrong else "")
+
+
+def test_an_update_by_a_gradient_that_is_zero_needs_no_power(check, net, monkeypatch):
+    """That of a bias before a batch norm is nothing but rounding; weight decay alone changes such a bias."""
+    tried, inner = set(), Power._try
+
+    def noted(self, quantity, *mutant):
+        tried.add(quantity.name)
+        return inner(self, quantity, *mutant)
+
+    def biased():
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 10))
+
+    monkeypatch.setattr(Power, "_try", noted)
+    found = check(net(mode="train", make=biased))
+    assert found.ok, found.headline
+    assert {"change/0.weight", "change/3.bias"} <= tried
+    assert "change/0.bias" not in tried
