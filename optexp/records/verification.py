@@ -44,7 +44,7 @@ class Finding:
     far_off:       rows of a result at lower precision (see `optexp.equivalence.far_off`): in the candidate, in plain
                    autocast, in all
     parted:        the baseline lies further from fp64 than rounding explains: fp64 is another program's there
-    tied:          integers that another order of equal elements moves in the baseline, by further orders perhaps
+    tied:          integers of which some depend, in the baseline, on the order of equal elements
     unseen:        why a wrong value could not be told from a right one; empty where it could
     seed, step, family: of the inputs
     """
