@@ -60,7 +60,8 @@ def copies(model: nn.Module) -> list[tuple[str, Tensor]]:
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     alike: dict[tuple[Any, ...], list[tuple[str, Tensor]]] = defaultdict(list)
     for name, tensor in (parameters | buffers).items():
-        if tensor.is_floating_point() and tensor.numel() > 1 and not (is_sparse(tensor) or is_wrapped(tensor)):
+        real = tensor.is_floating_point() and tensor.itemsize > 1 and tensor.numel() > 1
+        if real and not (is_sparse(tensor) or is_wrapped(tensor)):
             flat = tensor.detach().reshape(-1)
             some = flat[:: -(-len(flat) // SOME)].tolist()
             alike[tensor.shape, tensor.dtype, *some].append((name, tensor))
