@@ -62,8 +62,9 @@ OTHER_VALUES = (
     " another initialization: give both the same torch.manual_seed, and build the model in the same order"
 )
 ROUNDED = (
-    "the model begins with other values in {} by rounding alone ({} differs), as a solver leaves them (lstsq, svd, qr):"
-    " save the initial values to a file once, and load it where the model is built"
+    "the model begins with other values in {} ({} differs, by less than 0.001 % of its sum): by a solver's rounding"
+    " (lstsq, svd, qr), or by another constant; save the initial values to a file once, and load it where the model is"
+    " built"
 )
 OTHER_MODES = (
     "one file alone puts the module {} into a mode that model.train() or model.eval() changes: a loop that calls it"

@@ -119,7 +119,12 @@ class StepCounterparts:
         unit: float,
         spread: Mapping[str, Sequence[float]],
     ) -> bool:
-        """Whether the candidate keeps the rows that the baseline writes; where none is new, whether it did before."""
+        """Whether the candidate keeps the rows that the baseline writes; where none is new, whether it did before.
+
+        Not where it keeps something of the same form: a teacher that is replaced a step too early ends alike.
+        """
+        if any(state.alike_in_kind(packed, theirs) for packed in ours):
+            return False
         found = state.rearranged(ours, theirs, unit, spread.get(name, ()))
         if found:
             self.rearranged.add(name)
