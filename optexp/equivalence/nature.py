@@ -91,7 +91,9 @@ def nature(
     if size <= SURELY * unit * scale:
         return Nature(ROUNDING)
     if size > max(MOST * scale, MOST_UNITS * unit * scale, MOVED * moved):
-        return Nature(OTHER, f"the error is {size / scale:.2g} of the tensor's size: more than any rounding")
+        share = size / scale
+        part = f"{100 * share:.2g} % of" if share < 1 else f"{share:.2g} times"
+        return Nature(OTHER, f"the error is {part} the tensor's size: more than any rounding")
     if count < SMALL:
         return Nature() if causes is None else Nature(why=UPDATE)
     for name, cause in (causes or {}).items():
@@ -101,7 +103,7 @@ def nature(
     if spread < SPREAD and spread * count < count - 1:
         return Nature(OTHER, f"the error lies in about {max(1, round(spread * count))} of {count} elements")
     if (share := _following(value, reference)) > FOLLOWS:
-        return Nature(OTHER, f"{share:.0%} of the error follows the values: it is a bias, not rounding")
+        return Nature(OTHER, f"{share:.0%} of the error follows the values: it is a systematic error, not rounding")
     for axis, share in _along(value, reference):
         if share > FOLLOWS:
             return Nature(OTHER, f"{share:.0%} of the error is the same along dimension {axis}: it is not rounding")

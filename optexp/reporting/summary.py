@@ -14,7 +14,7 @@ from optexp.support.units import count, duration, joules, mebibytes, microsecond
 
 # What a person does next where nothing was measured, or what was measured cannot be used.
 WHAT_NOW = {
-    Verdict.NOT_ENGAGED: "The strategy ran and changed nothing here: try another one, or its options.",
+    Verdict.NOT_ENGAGED: "A strategy ran and changed nothing here: leave it out, or try its options.",
     Verdict.NOT_EQUIVALENT: "No speedup is shown for a result that is wrong. The report has the worst tensor.",
     Verdict.UNVERIFIED: "No speedup is shown for a result that could not be checked.",
     Verdict.INVALID: "The measurement is not shown.",
