@@ -128,7 +128,7 @@ class CandidateStep:
         return list(broken_effects(ours, theirs, initial, by_value, skips, self._same_step_state))
 
     def _same_step_state(self, name: str, ours: bytes, theirs: bytes) -> bool:
-        """Whether both arms hold the same Python state, up to rounding and the baseline's own spread.
+        """Whether the Python state of both arms is equal, up to rounding and the spread of the baseline.
 
         Raises NoReference where noise moves what differs by so much that nothing wrong would show.
         """

@@ -135,7 +135,7 @@ def unseen_for(inputs: InputSet, quantity: Quantity, finding: Finding) -> tuple[
 
 
 def follows_zero(inputs: InputSet, name: str) -> bool:
-    """Whether a quantity is an update by a gradient that is zero in exact arithmetic, and nothing but rounding."""
+    """Whether a quantity is the update of a parameter whose gradient is rounding alone."""
     kind, _, path = name.partition("/")
     return kind in ("change", "optimizer") and f"grad/{path.rpartition('/')[0] or path}" in inputs.fp64.results.zeros
 

@@ -96,7 +96,7 @@ class StepCounterparts:
                 unread.append(name)
             elif (any(lacking) or len(lacking) > 1) and self._rearranged(
                 name, state, [*ours.values()], theirs[name], unit, spread
-            ):  # of a lone count equal values say nothing
+            ):  # equal values of a lone count prove nothing
                 findings.append(Finding(f"{NAMED}{name}", bitwise=True, message=REARRANGED.format(name)))
                 continue
             else:
@@ -119,7 +119,7 @@ class StepCounterparts:
         unit: float,
         spread: Mapping[str, Sequence[float]],
     ) -> bool:
-        """Whether the candidate keeps the rows that the baseline writes; where none is new, whether it did before.
+        """Whether the candidate keeps the rows that the baseline writes. A step without new rows has the last answer.
 
         Not where it keeps something of the same form: a teacher that is replaced a step too early ends alike.
         """
