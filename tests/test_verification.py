@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,20 +108,59 @@ OTHER_STEPS = StepTraits(random=True), StepTraits(carries=True)
 @pytest.mark.parametrize(
     ("mode", "ours", "theirs", "accused"),
     [
-        ("forward_backward", 1.6, 1.0, True),
-        ("forward_backward", 1.6, 1.5, False),  # slower for everybody
-        ("forward_backward", 1.1, 1.0, False),
-        ("forward", 1.6, 1.0, False),
+        ("forward_backward", 1.6, (1.0, 1.1), True),
+        ("forward_backward", 1.6, (1.5, 1.1), False),  # slower for everybody
+        ("forward_backward", 1.6, (1.0, 1.7), False),  # the same steps differ as much
+        ("forward_backward", 1.1, (1.0, 1.1), False),
+        ("forward", 1.6, (1.0, 1.1), False),
     ],
 )
 def test_a_gain_that_ends_when_parameters_change_is_refused(
-    mode: str, ours: float, theirs: float, accused: bool
+    mode: str, ours: float, theirs: tuple[float, float], accused: bool
 ) -> None:
-    arms: Any = {"candidate": Told(moved_parameters=ours), "baseline": Told(moved_parameters=theirs)}
+    arms: Any = {"candidate": Told(moved_parameters=(ours, 1.0)), "baseline": Told(moved_parameters=theirs)}
     samples = made(constant(4e-3), constant(1e-3), processes=2)
     session: Any = SimpleNamespace(workload=Mlp(mode=mode))
     reason = keeps_what_parameters_give(Case(session, [], "c", BITWISE), arms, samples)
     assert (reason is not None) is accused
+
+
+class Shared:
+    """An arm on a card that other programs use.
+
+    busy:  the share of steps of 60 µs that wait for other programs
+    keeps: by how much moved parameters lengthen a step, in steps
+    """
+
+    def __init__(self, noise: Random, busy: float, keeps: float) -> None:
+        self.noise, self.busy, self.keeps = noise, busy, keeps
+        self.batches, feed = range(4), SimpleNamespace(pause=lambda: None)
+        self.program = SimpleNamespace(feed=feed)
+
+    def call(self, method: Callable[..., Any]) -> Any:
+        return method(self)
+
+    def restore(self) -> None:
+        """No state."""
+
+    def runner(self) -> Callable[[], None]:
+        return self.restore
+
+    def _step_s(self, run: Callable[[], None], moves: bool) -> float:
+        waits = self.noise.random() < self.busy
+        return 60e-6 * (1 + moves * self.keeps) + waits * self.noise.random() * 2e-3
+
+
+@pytest.mark.parametrize(("busy", "keeps", "least", "most"), [(0.8, 0.0, 0, 0), (0.2, 2.0, 390, 400)])
+def test_a_shared_card_accuses_no_honest_program_of_keeping_results(
+    busy: float, keeps: float, least: int, most: int
+) -> None:
+    noise, session = Random(1), SimpleNamespace(workload=Mlp(mode="forward_backward"))
+    arms: Any = {"candidate": Shared(noise, busy, keeps), "baseline": Shared(noise, busy, 0.0)}
+    samples = made(constant(4e-3), constant(1e-3), processes=2)
+    case = Case(session, [], "c", BITWISE)  # type: ignore[arg-type]
+    found = sum(keeps_what_parameters_give(case, arms, samples) is not None for _ in range(400))
+    assert least <= found <= most
 
 
 @pytest.mark.parametrize(("ours", "quickest", "refused"), [(4e-4, 1e-3, False), (7e-4, 2e-3, True), (3e-4, 4e-4, True)])
