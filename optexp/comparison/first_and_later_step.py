@@ -39,6 +39,8 @@ COUNTED_ON = (
     " long is not verified"
 )
 OTHER_PARAMETERS = ", halfway with other values of the parameters,"
+OTHER_COPIES = ", with other values of the copies that a step keeps of parameters,"
+COPIED = 2  # steps: the first one makes copies, the second one works with them
 SHORT_S = 0.1  # seconds of a step: of longer steps, one late count is looked at
 LATER, LATER_S = 48, 8.0  # steps before one that is looked at, where steps change what later ones begin with, or may
 
@@ -107,9 +109,21 @@ def check_rare_steps(
     for steps in to_judge(theirs, ours):
         if found.ok:
             _judge(case, found, _replay(case, reference, yardstick, steps), candidate)
+    if found.ok:
+        check_kept_copies(case, found, reference, yardstick, candidate)
     check_late_counts(case, found, reference, yardstick, candidate)
     if found.ok and case.rebuilt and (schedules := one_sided(theirs[-1], ours[-1])):
         _check_rates(case, found, schedules, yardstick, candidate)
+
+
+def check_kept_copies(
+    case: Case, found: Verification, reference: Client[Reference], yardstick: Client[Arm], candidate: Client[Arm]
+) -> None:
+    """A step that follows the first one, where copies of parameters that both arms keep have other values than their
+    sources, as after many steps: a target network is no other network at first."""
+    theirs, ours = (arm.call(Arm.kept_copies) for arm in (yardstick, candidate))
+    if theirs and theirs == ours:
+        _judge(case, found, replace(_replay(case, reference, yardstick, COPIED), apart=True), candidate)
 
 
 def check_late_counts(
@@ -168,7 +182,7 @@ def _replay(case: Case, reference: Client[Reference], yardstick: Client[Arm], st
 def _judge(case: Case, found: Verification, replay: Replay, candidate: Client[Arm]) -> None:
     """Judge the last step of a replay; nothing is known of one that the baseline does not pass either."""
     steps, yardstick = replay.end.steps, replay.yardstick
-    when = f"after {steps} steps" + OTHER_PARAMETERS * replay.moved
+    when = f"after {steps} steps" + OTHER_PARAMETERS * replay.moved + OTHER_COPIES * replay.apart
 
     def failures(arm: Client[Arm], **how: Any) -> list[Finding]:
         judged = replace(replay, **how).judged(arm, steady=found.repeats)

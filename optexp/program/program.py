@@ -41,6 +41,10 @@ class StepState(Protocol):
         """Tensors that the state holds now, no copies."""
         ...
 
+    def kept_tensors(self) -> list[Tensor]:
+        """The same, and those of modules and of variables that calls have made."""
+        ...
+
     def write(self, remembered: Remembered) -> None:
         """Restore the state in place."""
         ...

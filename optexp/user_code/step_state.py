@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy
@@ -136,6 +137,12 @@ class TrackedStepState:
         """Tensors of variables that were there before the first call. What calls make, as a loss, is no state."""
         values = [slot.read() for slot in self.slots.values() if slot.held is not MISSING]
         return [leaf for leaf in tree_flatten(values)[0] if isinstance(leaf, Tensor)]
+
+    def kept_tensors(self) -> list[Tensor]:
+        """Tensors of all variables, and of modules in them, no copies: what calls have made, too."""
+        leaves = tree_flatten([slot.read() for slot in self.slots.values()])[0]
+        modules = (tensors_in(leaf).values() for leaf in leaves if isinstance(leaf, nn.Module))
+        return [*(leaf for leaf in leaves if isinstance(leaf, Tensor)), *chain.from_iterable(modules)]
 
     def write(self, remembered: Remembered) -> None:
         for name in remembered.keys() & self.slots.keys():

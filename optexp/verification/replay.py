@@ -33,6 +33,7 @@ class Replay:
     late:     counts move on to it after the first steps
     moved:    halfway parameters get other values in place
     forgets:  then what the judged arm keeps in Python becomes what it was at first
+    apart:    after the first step copies of parameters that steps keep get other values
     """
 
     reference: Client[Reference]
@@ -46,6 +47,7 @@ class Replay:
     late: int | None = None
     moved: bool = False
     forgets: bool = False
+    apart: bool = False
 
     def judged(self, candidate: Client[Arm], steady: bool = True) -> list[Finding]:
         """Findings of the gates about the candidate's step.
@@ -104,6 +106,7 @@ class Replay:
             late=self.late,
             moved=self.moved,
             forgets=forgets,
+            apart=self.apart,
         )
         convey(seen, arm, self.reference)
         if self.in_turns:

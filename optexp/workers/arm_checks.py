@@ -11,6 +11,7 @@ import torch
 from optexp.equivalence import bits, footprint, input_families, process_state, randomness, scatter, trajectory
 from optexp.equivalence.asserting import IndicesAsBefore
 from optexp.equivalence.footprint import Footprint
+from optexp.equivalence.kept_copies import move_apart
 from optexp.equivalence.late_counts import JUDGED, SEEN, Counts, Paces
 from optexp.equivalence.missed import End
 from optexp.equivalence.noise import disturbed
@@ -145,6 +146,7 @@ class Checks(Timing):
         late: int | None = None,
         moved: bool = False,
         forgets: bool = False,
+        apart: bool = False,
     ) -> Transfer:
         """The last step before that end, from the restored state on, observed as `observe` does.
 
@@ -156,13 +158,25 @@ class Checks(Timing):
         late: counts move on to it after the first steps (see `optexp.equivalence.late_counts`)
         moved: parameters get other values in place halfway
         forgets: then what Python keeps becomes what it was at first
+        apart: after the first step copies of parameters get other values (see `optexp.equivalence.kept_copies`)
         """
         self.restore(end.first)
         with disturbed(self.program.model, noise):
-            batch, seen = self._renewed(end.steps) if renewed else self._replayed(end.steps, late, moved, forgets)
+            replayed = self._renewed(end.steps) if renewed else self._replayed(end.steps, late, moved, forgets, apart)
+            batch, seen = replayed
             seen |= {f"batch/{name}": tensor for name, tensor in tensors_of(batch).items()}
             seen |= {f"timed/{name}": tensor for name, tensor in self.outputs.items()} if timed else {}
             return self.send(seen)
+
+    def kept_copies(self) -> list[str]:
+        """Parameters of which the first step makes copies that are kept."""
+        self.restore()
+        with self.quiet():
+            self.runner()()
+            found = move_apart(self.program, self.initial.values)
+        self.program.feed.pause()
+        self.restore()
+        return found
 
     def footprints(self, steps: int | None = None) -> list[Footprint]:
         """Tensors that each of the first steps changes, from the restored state on.
@@ -219,7 +233,7 @@ class Checks(Timing):
         return counts.move_on(late)
 
     def _replayed(
-        self, steps: int, late: int | None = None, moved: bool = False, forgets: bool = False
+        self, steps: int, late: int | None = None, moved: bool = False, forgets: bool = False, apart: bool = False
     ) -> tuple[Batch, Observation]:
         """The last step's batch, and what is seen of that step."""
         with self.quiet():
@@ -231,6 +245,8 @@ class Checks(Timing):
                 if moved and step == before // 2:
                     self._move(forgets)
                 run()
+                if apart and step == 0:
+                    move_apart(self.program, self.initial.values)
             assert self.offered is not None
             self.offered.due += 1
             batch = map_batch(torch.clone, self.program.feed.next())
