@@ -121,9 +121,16 @@ def check_kept_copies(
 ) -> None:
     """A step that follows the first one, where copies of parameters that both arms keep have other values than their
     sources, as after many steps: a target network is no other network at first."""
-    theirs, ours = (arm.call(Arm.kept_copies) for arm in (yardstick, candidate))
+    theirs, ours = (_kept_copies(case, arm) for arm in (yardstick, candidate))
     if theirs and theirs == ours:
         _judge(case, found, replace(_replay(case, reference, yardstick, COPIED), apart=True), candidate)
+
+
+def _kept_copies(case: Case, arm: Client[Arm]) -> list[str]:
+    found = arm.call(Arm.kept_copies)
+    if case.session.in_turns:
+        arm.call(Arm.rest)
+    return found
 
 
 def check_late_counts(
