@@ -12,7 +12,7 @@ from torch import Tensor
 from optexp.equivalence import loss_scale
 from optexp.equivalence.buffer_counterparts import with_buffers
 from optexp.equivalence.determined import determined
-from optexp.equivalence.effects import broken_effects
+from optexp.equivalence.effects import broken_effects, unlike_memories
 from optexp.equivalence.fp64_quantities import causes, quantities, updates
 from optexp.equivalence.gates import exact
 from optexp.equivalence.input_set import InputSet
@@ -92,18 +92,32 @@ class CandidateStep:
 
     def _in_baseline_names(self) -> list[Finding]:
         """Findings about an observation in which state has the baseline's names."""
-        inputs, seen, baseline = self.inputs, self.seen, self.inputs.baseline
+        seen, baseline = self.seen, self.inputs.baseline
         skips = loss_scale.skipped(seen)
         if differs := self._skips_differently(skips):
             return [differs]
         if seen["flag/apart"] and _has_gradients(seen) is not _has_gradients(baseline) and _updates(seen):
             raise NoReference(OUT_OF_SIGHT.format("baseline" if _has_gradients(seen) else "second program"))
+        remembered = list(unlike_memories(seen, baseline, self._same_step_state))
         if failures := self._broken_effects(skips):
-            return failures
+            return [*failures, *remembered]
+        try:
+            return [*self._gated(skips), *remembered]
+        except NoReference:
+            if remembered:
+                return remembered
+            raise
+
+    def _gated(self, skips: bool) -> list[Finding]:
+        """Findings of all tensors and rules, in a step whose effects are the baseline's."""
+        inputs, seen, baseline = self.inputs, self.seen, self.inputs.baseline
         attributes = inputs.yardsticks.attributes.compare(
             seen, baseline, inputs.arithmetic.row.unit, drifted=self.step == TIMED
         )
-        rules = [*unlike_rules(seen, baseline), *(unlike_schedules(seen, baseline) if seen["flag/apart"] else ())]
+        rules = [
+            *unlike_rules(seen, baseline),
+            *(unlike_schedules(seen, baseline) if seen["flag/apart"] else ()),
+        ]
         results = with_rules(self._results(), rules)
         return [*rules, *attributes, *self._remarks(skips), *results, *self._loss_scales()]
 
@@ -125,7 +139,7 @@ class CandidateStep:
         ours, theirs = ({n: t for n, t in arm.items() if n not in ignored} for arm in (self.seen, baseline))
         theirs["flag/inputs_intact"] = torch.tensor(not inputs.traits.writes_inputs)  # a repeated batch may hide it
         by_value = not inputs.arithmetic.keeps_precision
-        return list(broken_effects(ours, theirs, initial, by_value, skips, self._same_step_state))
+        return list(broken_effects(ours, theirs, initial, by_value, skips))
 
     def _same_step_state(self, name: str, ours: bytes, theirs: bytes) -> bool:
         """Whether the Python state of both arms is equal, up to rounding and the spread of the baseline.

@@ -92,7 +92,7 @@ def nature(
         return Nature(ROUNDING)
     if size > max(MOST * scale, MOST_UNITS * unit * scale, MOVED * moved):
         share = size / scale
-        part = f"{100 * share:.2g} % of" if share < 1 else f"{share:.2g} times"
+        part = f"{share:.0%} of" if share < 1 else f"{share:.2g} times"
         return Nature(OTHER, f"the error is {part} the tensor's size: more than any rounding")
     if count < SMALL:
         return Nature() if causes is None else Nature(why=UPDATE)

@@ -58,9 +58,11 @@ def aggregate(verification: Verification, findings: list[Finding], contract: Con
     return verification
 
 
-def _harm(finding: Finding) -> tuple[bool, float]:
-    """Other results first: where some are wrong, other bits within rounding follow from that, or say less."""
-    return not finding.ok and finding.gate != "BITWISE", finding.used
+def _harm(finding: Finding) -> tuple[bool, int, bool, float]:
+    """Other results first: where some are wrong, other bits within rounding follow from that, or say less. Of these
+    the first step's, as later ones follow from it, and real numbers before integers that are chosen by them."""
+    wrong = not finding.ok and finding.gate != "BITWISE"
+    return wrong, -finding.step if wrong else 0, finding.gate != "EXACT", finding.used
 
 
 def _far_off(findings: list[Finding]) -> dict[str, tuple[int, int, int]]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
-from optexp.records.verification import Finding, Verification
+from optexp.equivalence.gates import exact
+from optexp.records.verification import Finding, Verification, broken
 from optexp.strategy import REASSOCIATES, precision
-from optexp.verification.outcome import headline, unseen
+from optexp.verification.outcome import aggregate, headline, unseen
 
 
 @pytest.mark.parametrize(("ratio", "close"), [(0.8, True), (1.5, True), (3.41, False)])
@@ -55,3 +57,19 @@ def test_lower_precision_says_how_far_off_outputs_are(dtype: str, plain: str) ->
     assert f"as closely as {plain} does" in said
     assert "outputs are off by 1.5 % of their RMS" in said
     assert "off by" not in headline(passed, found, REASSOCIATES)
+
+
+WRONG = Finding("output", "G1", ok=False, failed=("G1",), error_rms=0.1, used=9.0, message="off")
+
+
+@pytest.mark.parametrize(
+    "follows",
+    [
+        replace(broken("ema", "other"), step=1),
+        exact("chosen", torch.tensor([1]), torch.tensor([2]), None),
+    ],
+    ids=["of a later step", "a choice by the result"],
+)
+def test_the_first_result_that_is_wrong_is_named_before_what_follows_from_it(follows: Finding) -> None:
+    found = aggregate(Verification("REASSOCIATES"), [follows, WRONG], REASSOCIATES)
+    assert found.headline.startswith("output fails G1")
