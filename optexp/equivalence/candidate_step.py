@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -20,7 +20,7 @@ from optexp.equivalence.narrow_updates import narrow_updates_allowed
 from optexp.equivalence.nature import explained
 from optexp.equivalence.near_ties import AT_ONCE, NEAR, TIED, allow_near_ties, hangs_on_gradients
 from optexp.equivalence.observation import Observation
-from optexp.equivalence.optimizer_counterparts import instead_of, without
+from optexp.equivalence.optimizer_counterparts import instead_of, moved_counts, without
 from optexp.equivalence.optimizer_rules import unlike_rules, with_rules
 from optexp.equivalence.quantities import Quantity, is_exact, source
 from optexp.equivalence.quantity_gates import baseline_at, compare, rows_far_off, unseen_for
@@ -59,12 +59,14 @@ class CandidateStep:
 
     seen: its observation, where fp64 runs
     instead: by key of the baseline's optimizer state, what the candidate keeps in its place, with other values
+    elsewhere: counts of the baseline's optimizer that the candidate's keeps by another name
     """
 
     inputs: InputSet
     step: int
     seen: Observation
     instead: Mapping[str, str] = field(default_factory=dict)
+    elsewhere: Set[str] = frozenset()
 
     def findings(self) -> list[Finding]:
         """Findings of all gates; of G0 alone where effects differ.
@@ -75,9 +77,10 @@ class CandidateStep:
         state = self.inputs.fp64.program.step_state
         seen, instead = self.inputs.optimizer_names.translated(self.seen, self.inputs.baseline, state)
         start, unit = self.inputs.fp64.start_of(self.step, self.inputs.baseline), self.inputs.arithmetic.row.unit
+        elsewhere = moved_counts(self.seen, self.inputs.baseline)
         seen, held = with_buffers(seen, self.inputs.baseline, start, state, unit)
         seen, amiss = self._remembered(seen)
-        named = replace(self, seen=seen, instead=instead)
+        named = replace(self, seen=seen, instead=instead, elsewhere=elsewhere)
         return [*held, *amiss, *(instead_of(*names) for names in instead.items()), *named._in_baseline_names()]
 
     def _remembered(self, seen: Observation) -> tuple[Observation, list[Finding]]:
@@ -115,7 +118,7 @@ class CandidateStep:
             seen, baseline, inputs.arithmetic.row.unit, drifted=self.step == TIMED
         )
         rules = [
-            *unlike_rules(seen, baseline),
+            *unlike_rules(seen, baseline, self.elsewhere),
             *(unlike_schedules(seen, baseline) if seen["flag/apart"] else ()),
         ]
         results = with_rules(self._results(), rules)

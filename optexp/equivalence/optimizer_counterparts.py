@@ -98,6 +98,26 @@ def instead_of(key: str, other: str) -> Finding:
     return Finding(f"optimizer/{key}", error_rms=0.0, unseen=INSTEAD.format(other))
 
 
+def moved_counts(seen: Observation, baseline: Observation) -> set[str]:
+    """Counts that the baseline's optimizer keeps beside its parameters' state, and that the second program's keeps
+    elsewhere, as in each parameter's state: names without a time. Such a count moves by as much, by any name."""
+    if not seen["flag/apart"]:
+        return set()
+    theirs = _steps_of_counts(baseline)
+    ours = {by for name, by in _steps_of_counts(seen).items() if name not in theirs and by}
+    return {name for name, by in theirs.items() if is_counted(name) and by in ours}
+
+
+def _steps_of_counts(seen: Observation) -> dict[str, float]:
+    """By how much a step moves each count of optimizer state, which may begin in it."""
+    found = dict[str, float]()
+    for name, after in seen.items():
+        if name.startswith("after/optimizer/") and is_count(after):
+            before = seen.get(name.replace("after/", "before/", 1))
+            found[name.removeprefix("after/")] = float(after) - (0.0 if before is None else float(before))
+    return found
+
+
 def _families(seen: Observation, learning: Collection[str]) -> dict[str, Family]:
     """The optimizer state of parameters: by key, in the parameters' entries, in lists with one of each parameter, or in
     one row with all of them.

@@ -6,7 +6,7 @@ The numbers lie in `param_groups`, and are compared themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from math import isclose
 from typing import TypeGuard
@@ -60,8 +60,12 @@ def _named(named: Iterable[tuple[str, Numbers]]) -> dict[str, Number]:
     return {f"{name}/{place}": number for name, held in keyed for place, number in enumerate(held)}
 
 
-def unlike_rules(seen: Mapping[str, Tensor], baseline: Mapping[str, Tensor]) -> Iterator[Finding]:
+def unlike_rules(
+    seen: Mapping[str, Tensor], baseline: Mapping[str, Tensor], elsewhere: Set[str] = frozenset()
+) -> Iterator[Finding]:
     """G0 of hyperparameters that both arms have, one finding of each key that differs.
+
+    elsewhere: counts that the candidate's optimizer keeps by another name
 
     Of optimizers of two classes, numbers that nearly agree are unseen: they may mean the same, or be wrong by little.
     """
@@ -69,7 +73,7 @@ def unlike_rules(seen: Mapping[str, Tensor], baseline: Mapping[str, Tensor]) -> 
     ours, theirs = (Rule.unpacked(arm, known) for arm in (seen, baseline))
     if ours is None or theirs is None:
         return
-    yield from _of_optimizers(ours, theirs)
+    yield from _of_optimizers(ours, theirs, elsewhere)
     yield from _of_other_names(ours, theirs)
     for name, held in ours.beside.items():
         expected = theirs.beside.get(name)
@@ -98,9 +102,9 @@ def _of_other_names(ours: Rule, theirs: Rule) -> Iterator[Finding]:
                     yield _other(f"{name}/{key}", f"{key} of {name} is {_shown(held)} in {whose}, and not in the other")
 
 
-def _of_optimizers(ours: Rule, theirs: Rule) -> Iterator[Finding]:
+def _of_optimizers(ours: Rule, theirs: Rule, elsewhere: Set[str]) -> Iterator[Finding]:
     """Of the program's own, by parameter."""
-    for name in sorted({*ours.still} & {*theirs.counted}):
+    for name in sorted(({*ours.still} & {*theirs.counted}) - elsewhere):
         yield broken(f"{RULE}/{name.removeprefix(PREFIX)}", LEFT)
     counts = {*ours.counted} & {*theirs.counted}  # which are compared as state
     keys = {*theirs.keys} - {name.rpartition("/")[2] for name in counts}
