@@ -18,6 +18,7 @@ from optexp.equivalence.quantities import Quantity
 from optexp.equivalence.tensor_math import chunks
 from optexp.records.verification import Finding
 from optexp.support.tolerances import SMALL
+from optexp.support.units import ratio
 
 MEASURED = ("G1", "G2", "G3", "CAP")  # gates of which an error is known
 SURELY = 64.0  # u·s: an error so small is called rounding, whatever it looks like
@@ -92,7 +93,7 @@ def nature(
         return Nature(ROUNDING)
     if size > max(MOST * scale, MOST_UNITS * unit * scale, MOVED * moved):
         share = size / scale
-        part = f"{share:.0%} of" if share < 1 else f"{share:.2g} times"
+        part = f"{share:.0%} of" if share < 1 else ratio(share)
         return Nature(OTHER, f"the error is {part} the tensor's size: more than any rounding")
     if count < SMALL:
         return Nature() if causes is None else Nature(why=UPDATE)

@@ -81,6 +81,7 @@ def test_few_elements_tell_only_by_their_size() -> None:
     assert nature(one + 2000 * UNIT, one, 1.0, UNIT).kind == ""
     assert nature(one * 1.1, one, 1.0, UNIT).kind == OTHER
     assert "is 100% of the tensor's size" in nature(one * 0.004, one, 1.0, UNIT).why
+    assert "is 1800× the tensor's size" in nature(one * 1801, one, 1.0, UNIT).why
     assert nature(one, one, 1.0, UNIT).kind == ""
 
 
