@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import inf, isfinite
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import MappingKey, is_namedtuple, tree_flatten, tree_flatten_with_path, tree_map
@@ -238,6 +239,8 @@ def _contents(leaf: Any, orders: Orders, depth: int) -> Any:
     if isinstance(leaf, nn.Module):
         tensors = tensors_in(leaf)
         return [tensors[name] for name in orders.setdefault(frozenset(tensors), list(tensors))]
+    if isinstance(leaf, numpy.ndarray) and leaf.dtype.kind in "biufc":  # the other program may hold it as a tensor
+        return torch.from_numpy(leaf.copy())
     if isinstance(leaf, (*PLAIN, type)) or depth == DEPTH:
         return leaf
     if isinstance(leaf, WITH_STATE):
