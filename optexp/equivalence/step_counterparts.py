@@ -123,7 +123,7 @@ class StepCounterparts:
 
         Not where it keeps something of the same form: a teacher that is replaced a step too early ends alike.
         """
-        if any(state.alike_in_kind(packed, theirs) for packed in ours):
+        if any(state.same_form(packed, theirs) for packed in ours):
             return False
         found = state.rearranged(ours, theirs, unit, spread.get(name, ()))
         if found:

@@ -116,6 +116,10 @@ class StepState(Protocol):
         """Whether an entry of two arms holds as many values, in the same places."""
         ...
 
+    def same_form(self, ours: bytes, theirs: bytes) -> bool:
+        """The same, in tensors of equal shapes."""
+        ...
+
     def lacking(
         self, ours: Sequence[bytes], theirs: bytes, unit: float, noise: Sequence[float], drifted: bool
     ) -> list[bool]:

@@ -97,6 +97,12 @@ def alike_in_kind(ours: Pair, theirs: Pair) -> bool:
     return one == other
 
 
+def same_form(ours: Pair, theirs: Pair) -> bool:
+    """Whether both are alike in kind, and their tensors alike in shape."""
+    shapes = [[leaf.shape if isinstance(leaf, Tensor) else None for _, leaf in values(pair)] for pair in (ours, theirs)]
+    return alike_in_kind(ours, theirs) and shapes[0] == shapes[1]
+
+
 def lacking(
     ours: Sequence[Pair], theirs: Pair, unit: float = 0.0, noise: Sequence[float] = (), drifted: bool = False
 ) -> list[bool]:

@@ -228,6 +228,11 @@ class TrackedStepState:
         one = self._unpacked_if_known(ours)
         return one is not None and likeness.alike_in_kind(one, self._unpacked(theirs))
 
+    def same_form(self, ours: bytes, theirs: bytes) -> bool:
+        """The same, in tensors of equal shapes."""
+        one = self._unpacked_if_known(ours)
+        return one is not None and likeness.same_form(one, self._unpacked(theirs))
+
     def lacking(
         self, ours: Sequence[bytes], theirs: bytes, unit: float, noise: Sequence[float], drifted: bool
     ) -> list[bool]:

@@ -47,3 +47,24 @@ def normalized(x):
 def test_numbers_in_an_array_are_compared(tmp_path: Path, there: str, instead: str, verdict: Verdict) -> None:
     result = compared(tmp_path, AVERAGED, AVERAGED.replace(there, instead))
     assert result.verdict is verdict, result.headline
+
+
+RING = (
+    AVERAGED.replace("mean = np", "mean, at = np")
+    .replace("np.zeros(6)", "np.zeros(6), [0]")
+    .replace(
+        "mean[:] = 0.9 * mean + 0.1 * batch[0].mean(0).numpy()",
+        "mean[at[0] % 6] = float(batch[0].mean())\n    at[0] += 1",
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("there", "instead", "verdict"),
+    [("", "", Verdict.VERIFIED), (".mean())", ".sum())", Verdict.NOT_EQUIVALENT)],
+    ids=["the same numbers", "other numbers"],
+)
+def test_a_list_may_hold_the_numbers_of_an_array(tmp_path: Path, there: str, instead: str, verdict: Verdict) -> None:
+    second = RING.replace("np.zeros(6)", "[0.0] * 6").replace("torch.from_numpy(mean).float()", "torch.tensor(mean)")
+    result = compared(tmp_path, RING, second.replace(there, instead) if there else second)
+    assert result.verdict is verdict, result.headline
