@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from math import inf, isfinite
 from typing import Any
 
@@ -246,7 +247,8 @@ def _contents(leaf: Any, orders: Orders, depth: int) -> Any:
         tensors = tensors_in(leaf)
         return [tensors[name] for name in orders.setdefault(frozenset(tensors), list(tensors))]
     if isinstance(leaf, numpy.ndarray) and leaf.dtype.kind in "biufc":  # the other program may hold it as a tensor
-        return torch.from_numpy(leaf.copy())
+        with suppress(TypeError):  # of a dtype that torch lacks, as long doubles
+            return torch.from_numpy(leaf.copy())
     if isinstance(leaf, (*PLAIN, type)) or depth == DEPTH:
         return leaf
     if isinstance(leaf, WITH_STATE):
