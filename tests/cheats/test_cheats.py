@@ -129,7 +129,7 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "ForgetsWhatItDrew": ([*own("Dropping"), "workload.mode=forward_backward"], WRONG, "another mask in backward"),
     "NoUpdate": (LEARN, WRONG, "weight"),
     "SkipsSteps": (LEARN, WRONG, "weight"),
-    "FreezesPython": (SCHEDULED, WRONG, "no captured graph repeats"),
+    "FreezesPython": (SCHEDULED, WRONG, "a captured graph repeats no Python"),
     "KeepsTheRate": (SCHEDULED, WRONG, "optimizer/group0/lr"),
     "CountsTwice": (WARMED_UP, WRONG, "count fails G0"),
     "NoUpdate of a step that sets its rate": (WARMED_UP, WRONG, "change/"),
