@@ -163,7 +163,7 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "GuessesInAHurry": (["workload=matmul", "workload.size=256"], UNTRUSTED, "follow each other quickly"),
     "RandomForAWhile": (DROP, WRONG, "after timing"),
     "ForgetsWhatIsNotMasked": (own("Masked"), WRONG, "(unmasked)"),
-    "MakesNumbersUp": (own("Scored"), WRONG, "output.best"),
+    "MakesNumbersUp": (own("Scored"), WRONG, "output.size"),
     "WithoutClamp": (own("Clamped"), WRONG, "large inputs"),
     "OnlyPairsOfRows": ([*own("Linear"), *FAMILIES], WRONG, "at odd batch"),
     "ReturnsALazyDict": (GELU, UNTRUSTED, "the dict of outputs"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from random import Random
 from typing import Any
 
@@ -152,6 +153,8 @@ def test_arms_move_before_each_pair(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(("size", "moves"), [(256, False), (8192, True)])
 def test_on_a_card_tensors_larger_than_its_cache_move(size: int, moves: bool) -> None:
+    gc.collect()  # memory of earlier tests in this process counts
+    torch.cuda.empty_cache()
     arm = Arm()
     arm.setup(Spec(Gelu(size=size), (), "cuda", "float32", 0).pack())
     arm.restore()
