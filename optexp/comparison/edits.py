@@ -61,7 +61,7 @@ def own_files() -> dict[str, str]:
 
 def library_files() -> Iterator[str]:
     """Of a thousand modules or so, and of the compiled libraries of torch."""
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         path = getattr(module, "__file__", None)
         if name.partition(".")[0] in LIBRARIES and isinstance(path, str) and os.path.isabs(path):
             yield path

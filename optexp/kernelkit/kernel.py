@@ -118,7 +118,7 @@ def symbols() -> frozenset[str]:
 def compiled_functions() -> Iterator[Any]:
     """Every Triton function of kernel files and of the kit."""
     kernels()  # which imports all of these
-    for name, module in sorted(sys.modules.items()):
+    for name, module in sorted(sys.modules.copy().items()):
         if name.startswith(("optexp.kernels.", "optexp.kernelkit.")):
             for value in vars(module).values():
                 if isinstance(value, KernelInterface) and value.fn.__module__ == name:

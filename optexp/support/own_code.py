@@ -27,10 +27,13 @@ def replaced(before: Known) -> list[str]:
 
 
 def _found() -> Iterator[tuple[str, Any]]:
-    """A class's methods once, by the name where it is written, however many modules import it."""
+    """A class's methods once, by the name where it is written, however many modules import it.
+
+    Dictionaries are copied whole: a list of their items lets the garbage collector run, and so code that imports.
+    """
     classes: dict[type, None] = {}
-    for module in [m for name, m in list(sys.modules.items()) if _is_own(name)]:
-        for name, value in list(vars(module).items()):
+    for module in [m for name, m in sys.modules.copy().items() if _is_own(name)]:
+        for name, value in vars(module).copy().items():
             if isinstance(value, (*FUNCTIONS, type)) and _is_own(value.__module__):
                 yield f"{module.__name__}.{name}", value
                 if isinstance(value, type):

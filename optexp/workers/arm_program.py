@@ -180,7 +180,7 @@ class Holder(Peer):
 
 def process_files(folder: Path) -> list[str]:
     """Files of this process's modules below a folder; an environment may lie there, too."""
-    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] != "optexp"]
+    modules = [module for name, module in sys.modules.copy().items() if name.partition(".")[0] != "optexp"]
     files = {Path(file) for module in modules if (file := getattr(module, "__file__", None))}
     installed = ("site-packages", "dist-packages")
     own = (file for file in files if file.is_relative_to(folder) and not file.is_relative_to(sys.prefix))

@@ -135,7 +135,7 @@ CHEATS: dict[str, tuple[list[str], Verdict, str]] = {
     "NoUpdate of a step that sets its rate": (WARMED_UP, WRONG, "change/"),
     "FrozenLearningRate": (LEARN, WRONG, "change"),
     "FrozenStepCount": (LEARN, WRONG, "change"),
-    "GradientsPileUp": (LEARN, WRONG, "nan"),
+    "GradientsPileUp": (LEARN, WRONG, "grad/"),
     "FrozenLayer": (LEARN, WRONG, "0.weight"),
     "AFasterRate": (LEARN, WRONG, "change"),
     "UpdatesOneStepLate": (LEARN, WRONG, "exp_avg"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import FunctionType
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -54,3 +56,25 @@ def test_a_cached_function_that_was_replaced_is_named(monkeypatch: pytest.Monkey
     before = own_code.functions()
     monkeypatch.setattr(variables, "_set", lambda code, variable: frozenset())
     assert own_code.replaced(before) == ["optexp.python_state.variables._set"]
+
+
+@pytest.fixture
+def imports_in_collections() -> Iterator[None]:
+    """Each garbage collection imports a module, as a finalizer may."""
+    made, before = list[str](), gc.get_threshold()
+
+    def imports(phase: str, info: dict[str, Any]) -> None:
+        made.append(f"imported_{len(made)}")
+        sys.modules[made[-1]] = ModuleType(made[-1])
+
+    gc.callbacks.append(imports)
+    gc.set_threshold(1)
+    yield
+    gc.callbacks.remove(imports)
+    gc.set_threshold(*before)
+    for name in made:
+        del sys.modules[name]
+
+
+def test_a_garbage_collection_that_imports_is_no_error(imports_in_collections: None) -> None:
+    assert "optexp.support.own_code.functions" in own_code.functions()
