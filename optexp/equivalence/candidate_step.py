@@ -101,7 +101,8 @@ class CandidateStep:
             return [differs]
         if seen["flag/apart"] and _has_gradients(seen) is not _has_gradients(baseline) and _updates(seen):
             raise NoReference(OUT_OF_SIGHT.format("baseline" if _has_gradients(seen) else "second program"))
-        remembered = list(unlike_memories(seen, baseline, self._same_step_state))
+        ours, theirs = self._repeated(seen), self._repeated(baseline)
+        remembered = list(unlike_memories(ours, theirs, self._same_step_state))
         if failures := self._broken_effects(skips):
             return [*failures, *remembered]
         try:
@@ -136,13 +137,17 @@ class CandidateStep:
 
     def _broken_effects(self, skips: bool) -> list[Finding]:
         """G0."""
-        inputs, ignored = self.inputs, self.inputs.traits.unrepeated_state
+        inputs = self.inputs
         initial = inputs.fp64.initial if self.step == 0 else None
         baseline = without(inputs.baseline, self.instead)
-        ours, theirs = ({n: t for n, t in arm.items() if n not in ignored} for arm in (self.seen, baseline))
+        ours, theirs = self._repeated(self.seen), self._repeated(baseline)
         theirs["flag/inputs_intact"] = torch.tensor(not inputs.traits.writes_inputs)  # a repeated batch may hide it
         by_value = not inputs.arithmetic.keeps_precision
         return list(broken_effects(ours, theirs, initial, by_value, skips))
+
+    def _repeated(self, arm: Observation) -> dict[str, Tensor]:
+        """An observation without state that equal steps of the baseline leave otherwise, as a clock."""
+        return {name: t for name, t in arm.items() if name not in self.inputs.traits.unrepeated_state}
 
     def _same_step_state(self, name: str, ours: bytes, theirs: bytes) -> bool:
         """Whether the Python state of both arms is equal, up to rounding and the spread of the baseline.
