@@ -150,7 +150,7 @@ class CandidateStep:
         return {name: t for name, t in arm.items() if name not in self.inputs.traits.unrepeated_state}
 
     def _same_step_state(self, name: str, ours: bytes, theirs: bytes) -> bool:
-        """Whether the Python state of both arms is equal, up to rounding and the spread of the baseline.
+        """Whether both arms hold equal Python state, within rounding and the spread of the baseline.
 
         Raises NoReference where noise moves what differs by so much that nothing wrong would show.
         """

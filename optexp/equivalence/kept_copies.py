@@ -14,7 +14,7 @@ from optexp.program import Program
 from optexp.support.sparse import is_sparse
 from optexp.support.wrapped import is_wrapped
 
-SPREAD = 0.5  # of a factor's logarithm: the largest of several results is another one in a third of the rows
+SPREAD = 0.5  # standard deviation of a factor's logarithm: a third of the rows get another argmax
 
 
 @torch.no_grad()

@@ -99,7 +99,7 @@ def alike_in_kind(ours: Pair, theirs: Pair) -> bool:
 
 
 def same_form(ours: Pair, theirs: Pair) -> bool:
-    """Whether both are alike in kind, and their tensors alike in shape."""
+    """Whether both are alike in kind, with tensors of equal shapes."""
     shapes = [[leaf.shape if isinstance(leaf, Tensor) else None for _, leaf in values(pair)] for pair in (ours, theirs)]
     return alike_in_kind(ours, theirs) and shapes[0] == shapes[1]
 
@@ -247,7 +247,7 @@ def _contents(leaf: Any, orders: Orders, depth: int) -> Any:
         tensors = tensors_in(leaf)
         return [tensors[name] for name in orders.setdefault(frozenset(tensors), list(tensors))]
     if isinstance(leaf, numpy.ndarray) and leaf.dtype.kind in "biufc":  # the other program may hold it as a tensor
-        with suppress(TypeError):  # of a dtype that torch lacks, as long doubles
+        with suppress(TypeError):  # torch lacks the dtype, as of long doubles
             return torch.from_numpy(leaf.copy())
     if isinstance(leaf, (*PLAIN, type)) or depth == DEPTH:
         return leaf
